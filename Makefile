@@ -51,7 +51,7 @@ test:
 
 # What the loader, the cut and the pool promise, with the C++ tests.
 CONTRACTS := tests/contract $(addprefix tests/python/test_,compat.py dataloader.py start.py offload*.py lowering.py \
-  lazy*.py compiled_prefix.py pool*.py own_workers.py loader_state.py seeding.py any_worker.py cpp_package.py \
+  lazy*.py compiled_prefix.py pool*.py own_workers.py loader_state.py seeding.py worker_failover.py cpp_package.py \
   cpp_library.py cpp_workers.py)
 
 test-contract:

@@ -405,15 +405,15 @@ def plant(root: Path, files: dict[str, str]) -> list[str]:
     return find_faults(root)
 
 
-def test_this_tree_has_no_faults() -> None:
+def test_source_tree_has_no_faults() -> None:
     assert find_faults(ROOT) == []
 
 
-def test_this_tree_was_read() -> None:
+def test_source_tree_was_read() -> None:
     assert ROOT / "csrc/base/result.h" in cpp_files(ROOT)
 
 
-def test_arrows_and_doors_kept_are_no_faults(tmp_path: Path) -> None:
+def test_allowed_includes_and_imports_are_no_faults(tmp_path: Path) -> None:
     files = {
         "csrc/base/mutex.h": "#include <condition_variable>",
         "csrc/net/socket.cpp": '#include <zmq.hpp>\n#include "base/mutex.h"',
@@ -488,12 +488,12 @@ def test_arrows_and_doors_kept_are_no_faults(tmp_path: Path) -> None:
         ("python/penstock/compat/x.py", "from torch._ops import OpOverload", "not looked for"),
     ],
 )
-def test_a_planted_fault_is_found(tmp_path: Path, name: str, text: str, fault: str) -> None:
+def test_planted_fault_is_found(tmp_path: Path, name: str, text: str, fault: str) -> None:
     found = plant(tmp_path, {name: text})
     assert len(found) == 1 and name in found[0] and fault in found[0], found
 
 
-def test_what_is_installed_with_penstock_is_what_it_imports() -> None:
+def test_declared_dependencies_match_imports() -> None:
     """rich was, for examples that show progress bars."""
     imported = set()
     for path in (ROOT / "python" / "penstock").rglob("*.py"):
@@ -515,7 +515,7 @@ def test_what_is_installed_with_penstock_is_what_it_imports() -> None:
     assert names == PACKAGES - {"penstock", "sympy"}  # which comes with torch
 
 
-def test_a_circle_of_imports_is_found(tmp_path: Path) -> None:
+def test_import_cycle_is_found(tmp_path: Path) -> None:
     files = {
         "python/penstock/graph/a.py": "from penstock.graph.b import x",
         "python/penstock/graph/b.py": "def f():\n    from penstock.graph import c",
@@ -527,12 +527,12 @@ def test_a_circle_of_imports_is_found(tmp_path: Path) -> None:
     ]
 
 
-def test_two_files_of_one_name_are_found(tmp_path: Path) -> None:
+def test_duplicate_file_names_are_found(tmp_path: Path) -> None:
     found = plant(tmp_path, {"csrc/loader/batch.h": "", "csrc/worker/batch.h": ""})
     assert found == ["csrc: 2 files are named batch.h"]
 
 
-def test_a_file_without_its_tag_is_found(tmp_path: Path) -> None:
+def test_missing_spdx_tag_is_found(tmp_path: Path) -> None:
     (tmp_path / "csrc/base").mkdir(parents=True)
     (tmp_path / "csrc/base/x.h").write_text("#pragma once\n")
     assert find_faults(tmp_path) == ["csrc/base/x.h: the first line is not the SPDX tag"]

@@ -127,7 +127,7 @@ def reruns(root: Path) -> Iterator[str]:
                     yield f"{path.relative_to(root)}:{number}: {line.strip()} runs a test again"
 
 
-def test_no_test_is_timed_or_run_again() -> None:
+def test_no_test_is_timed_or_rerun() -> None:
     assert find_faults(ROOT) == []
 
 
@@ -143,7 +143,7 @@ def test_no_test_is_timed_or_run_again() -> None:
         "assert waiting_share > 0.5",
     ],
 )
-def test_a_time_that_is_held_to_a_number_is_found(tmp_path: Path, line: str) -> None:
+def test_comparison_of_time_with_number_is_found(tmp_path: Path, line: str) -> None:
     assert len(faults_of(tmp_path, "tests/python/test_x.py", line)) == 1
 
 
@@ -159,11 +159,11 @@ def test_a_time_that_is_held_to_a_number_is_found(tmp_path: Path, line: str) -> 
         "assert count > 40",
     ],
 )
-def test_figures_that_are_compared_with_one_another_are_not(tmp_path: Path, line: str) -> None:
+def test_comparison_of_measurements_is_allowed(tmp_path: Path, line: str) -> None:
     assert faults_of(tmp_path, "tests/python/test_x.py", line) == []
 
 
-def test_a_timed_assertion_in_cpp_is_found(tmp_path: Path) -> None:
+def test_timed_cpp_assertion_is_found(tmp_path: Path) -> None:
     timed = "EXPECT_LT(Clock::now() - begun, seconds(1));"
     assert len(faults_of(tmp_path, "tests/cpp/x_test.cpp", timed)) == 1
     limit = "ASSERT_LT(Clock::now(), deadline);"
@@ -177,9 +177,7 @@ def test_a_timed_assertion_in_cpp_is_found(tmp_path: Path) -> None:
         "ASSERT_LE(first_ms, times(2).second_ms) << 2;",
     ],
 )
-def test_times_in_cpp_that_are_compared_with_one_another_are_found(
-    tmp_path: Path, line: str
-) -> None:
+def test_comparison_of_cpp_times_is_found(tmp_path: Path, line: str) -> None:
     assert len(faults_of(tmp_path / "measured", "tests/cpp/x/x_test.cpp", line)) == 1
     assert faults_of(tmp_path / "pure", "tests/cpp/session/x_test.cpp", line) == []
 
@@ -193,12 +191,12 @@ def test_times_in_cpp_that_are_compared_with_one_another_are_found(
         "EXPECT_GT(rows_count, elements);",
     ],
 )
-def test_other_comparisons_in_cpp_are_not(tmp_path: Path, line: str) -> None:
+def test_other_cpp_comparisons_are_allowed(tmp_path: Path, line: str) -> None:
     assert faults_of(tmp_path, "tests/cpp/x/x_test.cpp", line) == []
 
 
 @pytest.mark.parametrize("line", ["x = pytest.mark.flaky()", "mark(reruns=3)"])
-def test_a_rerun_is_found(tmp_path: Path, line: str) -> None:
+def test_rerun_of_a_test_is_found(tmp_path: Path, line: str) -> None:
     assert len(faults_of(tmp_path, "tests/python/test_x.py", line)) == 1
 
 

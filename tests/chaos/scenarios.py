@@ -126,7 +126,7 @@ JOB_FAULTS = (kill_job, stop_job, kill_warm_process)
 POOL_FAULTS = (*JOB_FAULTS, kill_worker, stop_worker, kill_controller, kill_all_workers)
 
 
-def keep_doing(*faults: Callable[[Trial, Trainer], None]) -> Callable[[Trial], None]:
+def repeat_faults(*faults: Callable[[Trial, Trainer], None]) -> Callable[[Trial], None]:
     """One fault after the other, in turn, at any instant of a stream that has continued since the
     last one. The workers of every other stream persist. The number of workers per supervisor is
     drawn unless it is given: where a server is lost, there is more than one supervisor."""
@@ -343,14 +343,14 @@ class Scenario:
 
 
 SCENARIOS: Mapping[str, Scenario] = {
-    "kill-workers": Scenario(keep_doing(kill_worker), 50, is_stall_bounded=True),
-    "kill-all-workers": Scenario(keep_doing(kill_all_workers), 10),
-    "kill-controllers": Scenario(keep_doing(kill_controller), 20),
-    "stop-workers": Scenario(keep_doing(stop_worker), 20, is_stall_bounded=True),
-    "kill-jobs": Scenario(keep_doing(kill_job), 30, is_stall_bounded=True),
-    "stop-jobs": Scenario(keep_doing(stop_job), 20),
-    "kill-warm-processes": Scenario(keep_doing(kill_warm_process), 20, is_stall_bounded=True),
-    "mixed": Scenario(keep_doing(*POOL_FAULTS), 35),
+    "kill-workers": Scenario(repeat_faults(kill_worker), 50, is_stall_bounded=True),
+    "kill-all-workers": Scenario(repeat_faults(kill_all_workers), 10),
+    "kill-controllers": Scenario(repeat_faults(kill_controller), 20),
+    "stop-workers": Scenario(repeat_faults(stop_worker), 20, is_stall_bounded=True),
+    "kill-jobs": Scenario(repeat_faults(kill_job), 30, is_stall_bounded=True),
+    "stop-jobs": Scenario(repeat_faults(stop_job), 20),
+    "kill-warm-processes": Scenario(repeat_faults(kill_warm_process), 20, is_stall_bounded=True),
+    "mixed": Scenario(repeat_faults(*POOL_FAULTS), 35),
     "kill-trainers": Scenario(kill_trainers, 20),
     "cut-links": Scenario(cut_links, 10, has_own_controller=True),
     "full-shared-memory": Scenario(fill_shared_memory, 5),

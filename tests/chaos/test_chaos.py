@@ -13,7 +13,7 @@ from faults import kill
 from outcomes import Outcome, findings, table
 from scenarios import JOB_FAULTS, POOL_FAULTS, SCENARIOS, run_scenario
 from streams import Delivery, Differences, Stream, compare, percentile, stalls
-from trials import told_crashes
+from trials import count_reported_crashes
 from worker_processes import (
     SERVER_NAME,
     all_processes,
@@ -48,7 +48,7 @@ SHORTEST = {"kill-jobs": (2, (2,)), "mixed": (3, (1, 1))}
 @pytest.mark.parametrize("name", SHORTEST)
 def test_no_batch_is_lost_in_a_short_trial(name: str, tmp_path: Path, seed: int) -> None:
     fault_count, worker_counts = SHORTEST[name]
-    expect_all_batches(name, tmp_path, seed, fault_count, MIXED_OPTIONS, worker_counts)
+    assert_all_batches_delivered(name, tmp_path, seed, fault_count, MIXED_OPTIONS, worker_counts)
 
 
 @pytest.mark.long
@@ -56,10 +56,10 @@ def test_no_batch_is_lost_in_a_short_trial(name: str, tmp_path: Path, seed: int)
 @pytest.mark.parametrize("name", sorted(SCENARIOS.keys() - LEFT_OUT))
 def test_no_batch_is_lost(name: str, tmp_path: Path, seed: int) -> None:
     stream_options = MIXED_OPTIONS if name == "mixed" else STREAM_OPTIONS
-    expect_all_batches(name, tmp_path, seed, FAULT_COUNTS[name], stream_options)
+    assert_all_batches_delivered(name, tmp_path, seed, FAULT_COUNTS[name], stream_options)
 
 
-def expect_all_batches(
+def assert_all_batches_delivered(
     name: str,
     folder: Path,
     seed: int,
@@ -98,7 +98,7 @@ def test_every_difference_is_counted(found: str, differences: Differences) -> No
     assert compare("abcd", found) == differences
 
 
-def test_a_stall_is_what_follows_a_fault_beyond_one_batch() -> None:
+def test_stall_excludes_the_time_of_one_batch() -> None:
     deliveries = [Delivery(place, at, "") for place, at in enumerate((0.0, 1.0, 2.0, 5.0, 6.0))]
     assert stalls(deliveries, [2.5], lambda _: 1.0) == [2.0]
     assert stalls(deliveries, [0.5, 5.5], lambda _: 1.0) == [2.0, 0.0]
@@ -106,7 +106,7 @@ def test_a_stall_is_what_follows_a_fault_beyond_one_batch() -> None:
     assert stalls(deliveries, [2.5], float) == [0.0]  # the batch at place 3 takes 3 s
 
 
-def test_a_shard_without_a_state_is_read_again_by_who_takes_it_over() -> None:
+def test_handover_time_includes_rereading_stateless_shards() -> None:
     sizes: Any = {"sample_count": 90, "batch_size": 8, "shard_count": 4, "pause_s": 0.25}
     shards = Stream("shards", 1, **sizes)  # three batches of each
     assert [shards.handover_s(place) for place in (0, 3, 4, 11, 12)] == [2.0, 2.0, 4.0, 6.0, 2.0]
@@ -114,19 +114,21 @@ def test_a_shard_without_a_state_is_read_again_by_who_takes_it_over() -> None:
     assert Stream("map", 1, **sizes).handover_s(11) == 2.0
 
 
-def test_a_percentile_is_one_of_the_values() -> None:
+def test_percentile_is_one_of_the_values() -> None:
     assert percentile([], 99) == 0.0
     assert percentile([3.0, 1.0, 2.0], 99) == 3.0
     assert percentile([float(value) for value in range(100)], 99) == 98.0
 
 
-def test_a_process_of_a_job_that_crashed_is_told_from_all_others() -> None:
+def test_job_process_crashes_are_counted_separately() -> None:
     of_job = "penstock worker 0f: a job process of trainer 1e23 was ended by"
     of_warm = "penstock worker 0f: the process that forks job processes was ended by"
-    assert told_crashes([]) == (0, 0)
-    assert told_crashes([f"{of_job} SIGKILL", f"{of_job} SIGSEGV", f"{of_job} SIGSEGV;"]) == (2, 0)
+    assert count_reported_crashes([]) == (0, 0)
+    assert count_reported_crashes(
+        [f"{of_job} SIGKILL", f"{of_job} SIGSEGV", f"{of_job} SIGSEGV;"]
+    ) == (2, 0)
     lines = [f"{of_job} SIGBUS", f"{of_warm} SIGSEGV", "a process was ended by SIGABRT"]
-    assert told_crashes(lines) == (0, 3)
+    assert count_reported_crashes(lines) == (0, 3)
 
 
 # A server of two workers with the warm process and two processes of jobs, in shells.
@@ -135,7 +137,7 @@ SERVER = f"printf {SERVER_NAME} > /proc/self/comm; sh -c '{WARM}' & wait"
 SUPERVISOR = f'sleep 1000 & sh -c "{SERVER}" & wait'
 
 
-def test_processes_of_a_server_with_two_workers_are_found() -> None:
+def test_processes_of_server_with_two_workers_are_found() -> None:
     with subprocess.Popen(["sh", "-c", SUPERVISOR], stdout=subprocess.PIPE) as supervisor:
         assert supervisor.stdout is not None
         supervisor.stdout.readline()
@@ -150,7 +152,7 @@ def test_processes_of_a_server_with_two_workers_are_found() -> None:
             kill([supervisor.pid, *found])
 
 
-def test_what_must_not_be_is_found() -> None:
+def test_findings_list_stalls_complaints_and_differences() -> None:
     outcome = Outcome("kill-workers", 7, stalls=[0.1, 2.5], is_stall_bounded=True)
     assert len(findings([outcome])) == 1
     assert "--only kill-workers --seed 7" in findings([outcome])[0]

@@ -36,7 +36,7 @@ CRASHES = {signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.
 STREAMS_WITHOUT_FAULT_MAX = 4
 
 
-def told_crashes(lines: Sequence[str]) -> tuple[int, int]:
+def count_reported_crashes(lines: Sequence[str]) -> tuple[int, int]:
     """The number of lines that report a process ended by its own fault: job processes by SIGSEGV,
     and all others."""
     jobs = sum(TOLD_JOB_CRASH.search(line) is not None for line in lines)
@@ -283,7 +283,7 @@ class Trial:
                 self.complain(f"does not end by SIGTERM: {process.process.args}")
                 process.end(signal.SIGKILL)
                 continue
-            job_count, other_count = told_crashes(process.lines)
+            job_count, other_count = count_reported_crashes(process.lines)
             self._crash_count -= job_count
             if -code in CRASHES or other_count or self._crash_count < 0:
                 self.complain(f"crashed: {process.process.args}, exit code {code}")

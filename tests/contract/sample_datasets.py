@@ -67,7 +67,7 @@ def number(index: Any) -> torch.Tensor:
     return torch.tensor([index, index + 0.5])
 
 
-def spoken(index: Any) -> tuple[str, str]:
+def typed_index(index: Any) -> tuple[str, str]:
     """The index that the dataset was asked for, with its type."""
     return (type(index).__name__, repr(index))
 

@@ -313,7 +313,7 @@ NUMPY: dict[str, Callable[[], Any]] = {
 ALL = {**TENSORS, **OBJECTS, **NUMPY}
 
 
-def test_the_cases_have_different_names() -> None:
+def test_case_names_are_unique() -> None:
     assert len(ALL) == len(TENSORS) + len(OBJECTS) + len(NUMPY)
 
 
@@ -327,7 +327,7 @@ def test_every_kind_of_batch_arrives_as_with_torch(
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_every_kind_of_object_may_lie_beside_tensors(loader_class: type, workers: int) -> None:
+def test_every_kind_of_object_arrives_next_to_tensors(loader_class: type, workers: int) -> None:
     cases = {
         name: (lambda make=make: {"before": floats(3), "object": make(), "after": (floats(2), 5)})
         for name, make in {**OBJECTS, **NUMPY}.items()
@@ -335,6 +335,6 @@ def test_every_kind_of_object_may_lie_beside_tensors(loader_class: type, workers
     assert_same_outcomes(loader_class, cases, one_by_one, num_workers=workers, collate_fn=as_is)
 
 
-def test_every_kind_of_tensor_may_lie_inside_an_object(loader_class: type) -> None:
+def test_every_kind_of_tensor_arrives_inside_an_object(loader_class: type) -> None:
     cases = {name: (lambda make=make: Parsed(make())) for name, make in TENSORS.items()}
     assert_same_outcomes(loader_class, cases, one_by_one, num_workers=1, collate_fn=as_is)

@@ -40,9 +40,7 @@ def is_whole(batch: torch.Tensor, first: int) -> bool:
 
 @pytest.mark.parametrize("size", [1, 1000, 100_000])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_batches_that_are_all_kept_stay_as_they_came(
-    loader_class: type, workers: int, size: int
-) -> None:
+def test_kept_batches_do_not_change(loader_class: type, workers: int, size: int) -> None:
     loader = loader_class(
         Computed(2 * BATCHES, partial(row, size)), batch_size=2, num_workers=workers
     )
@@ -52,7 +50,7 @@ def test_batches_that_are_all_kept_stay_as_they_came(
     assert all(is_whole(batch, 2 * number) for number, batch in enumerate(batches))
 
 
-def test_nested_batches_that_are_kept_over_epochs_stay_as_they_came(loader_class: type) -> None:
+def test_nested_batches_kept_over_epochs_do_not_change(loader_class: type) -> None:
     loader = loader_class(Computed(12, mixed), batch_size=3, num_workers=2, persistent_workers=True)
     epochs = [list(loader) for _ in range(5)]
     del loader
@@ -66,7 +64,7 @@ def test_nested_batches_that_are_kept_over_epochs_stay_as_they_came(loader_class
             ]
 
 
-def test_one_part_that_is_kept_outlives_the_rest_of_its_batch(loader_class: type) -> None:
+def test_kept_part_outlives_the_rest_of_its_batch(loader_class: type) -> None:
     loader = loader_class(
         Computed(120, mixed), batch_size=2, num_workers=2, persistent_workers=True
     )
@@ -78,7 +76,7 @@ def test_one_part_that_is_kept_outlives_the_rest_of_its_batch(loader_class: type
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_a_batch_changed_in_place_changes_no_other(loader_class: type, persistent: bool) -> None:
+def test_in_place_change_of_a_batch_affects_no_other(loader_class: type, persistent: bool) -> None:
     loader = loader_class(
         Computed(2 * BATCHES, partial(row, 3000)),
         batch_size=2,
@@ -92,13 +90,13 @@ def test_a_batch_changed_in_place_changes_no_other(loader_class: type, persisten
             batch.fill_(-1.0)
 
 
-def test_a_kept_batch_changed_in_place_keeps_the_change(loader_class: type) -> None:
+def test_in_place_change_of_a_kept_batch_persists(loader_class: type) -> None:
     loader = loader_class(Computed(40, partial(row, 3000)), batch_size=2, num_workers=2)
     kept = [batch.neg_() for batch in loader]
     assert all(is_whole(-batch, 2 * number) for number, batch in enumerate(kept))
 
 
-def test_batches_of_wildly_varying_size_arrive_whole(loader_class: type) -> None:
+def test_batches_of_varying_size_arrive_intact(loader_class: type) -> None:
     sizes = [1, 300_000, 2, 70_000, 1_500_000, 5, 0, 3_000_000, 4097, 1]
     loader = loader_class(
         Computed(3 * len(sizes), lambda index: row(sizes[index % len(sizes)], index)),
@@ -110,7 +108,7 @@ def test_batches_of_wildly_varying_size_arrive_whole(loader_class: type) -> None
         assert bool((batch == number).all())
 
 
-def test_a_batch_larger_than_all_before_arrives_whole_while_they_are_kept(
+def test_growing_batches_arrive_intact_while_kept(
     loader_class: type,
 ) -> None:
     loader = loader_class(
@@ -132,13 +130,13 @@ COLLATED: dict[str, Callable[[int], Any]] = {
 
 
 @pytest.mark.parametrize("kind", COLLATED)
-def test_a_batch_tensor_has_a_storage_of_exactly_its_bytes(loader_class: type, kind: str) -> None:
+def test_batch_tensor_storage_has_exactly_its_bytes(loader_class: type, kind: str) -> None:
     for batch in loader_class(Computed(6, COLLATED[kind]), batch_size=3, num_workers=1):
         assert batch.untyped_storage().nbytes() == batch.numel() * batch.itemsize
         assert batch.storage_offset() == 0
 
 
-def test_tensors_of_one_batch_have_storages_of_their_own(loader_class: type) -> None:
+def test_tensors_of_one_batch_have_separate_storages(loader_class: type) -> None:
     (batch,) = list(loader_class(Computed(4, mixed), batch_size=4, num_workers=1))
     storages = {
         part.untyped_storage().data_ptr() for part in batch.values() if torch.is_tensor(part)
@@ -146,7 +144,7 @@ def test_tensors_of_one_batch_have_storages_of_their_own(loader_class: type) -> 
     assert len(storages) == 4
 
 
-def test_saving_one_tensor_of_a_batch_saves_only_that(loader_class: type) -> None:
+def test_saving_one_tensor_of_a_batch_saves_only_that_tensor(loader_class: type) -> None:
     (batch,) = list(loader_class(Computed(64, mixed), batch_size=64, num_workers=1))
     content = io.BytesIO()
     torch.save(batch["label"], content)
@@ -155,7 +153,7 @@ def test_saving_one_tensor_of_a_batch_saves_only_that(loader_class: type) -> Non
     assert torch.load(content).tolist() == list(range(64))
 
 
-def test_a_batch_tensor_cannot_grow_beyond_its_storage(loader_class: type) -> None:
+def test_batch_tensor_cannot_grow_beyond_its_storage(loader_class: type) -> None:
     (batch,) = list(loader_class(Computed(4, partial(row, 5)), batch_size=4, num_workers=1))
     with pytest.raises(RuntimeError, match="not resizable"):
         batch.resize_(100)
@@ -163,7 +161,7 @@ def test_a_batch_tensor_cannot_grow_beyond_its_storage(loader_class: type) -> No
     assert shrunk.shape == (4, 2)
 
 
-def test_a_batch_tensor_is_a_leaf_that_autograd_can_use(loader_class: type) -> None:
+def test_batch_tensor_is_a_leaf_usable_by_autograd(loader_class: type) -> None:
     for batch in loader_class(Computed(4, partial(row, 5)), batch_size=2, num_workers=1):
         assert (batch.is_leaf, batch.requires_grad) == (True, False)
         assert not batch.is_inference()
@@ -180,7 +178,7 @@ def test_batches_are_aligned_for_vector_instructions(loader_class: type) -> None
         assert all(part.data_ptr() % 16 == 0 for part in batch)
 
 
-def test_a_kept_batch_outlives_its_killed_worker(loader_class: type) -> None:
+def test_kept_batch_outlives_its_killed_worker(loader_class: type) -> None:
     iterator = iter(
         loader_class(Computed(100, partial(row, 50_000)), num_workers=1, prefetch_factor=1)
     )
@@ -210,7 +208,7 @@ class Keeper:
         return (batch, [float(old.sum()) for old in self.made])
 
 
-def test_what_a_worker_keeps_of_its_batches_is_not_overwritten(loader_class: type) -> None:
+def test_batches_kept_in_the_worker_are_not_overwritten(loader_class: type) -> None:
     loader = loader_class(
         Computed(200, partial(row, 1000)), batch_size=4, num_workers=1, collate_fn=Keeper()
     )
@@ -234,7 +232,7 @@ class Rolling:
         return [batch, batch if previous is None else previous]
 
 
-def test_a_batch_that_a_worker_sends_twice_is_right_both_times(loader_class: type) -> None:
+def test_batch_sent_twice_by_a_worker_is_intact_both_times(loader_class: type) -> None:
     loader = loader_class(
         Computed(200, partial(row, 1000)), batch_size=4, num_workers=1, collate_fn=Rolling()
     )
@@ -243,7 +241,7 @@ def test_a_batch_that_a_worker_sends_twice_is_right_both_times(loader_class: typ
         assert is_whole(previous, 4 * max(number - 1, 0))
 
 
-def test_a_sample_that_the_dataset_keeps_is_not_changed_by_its_batch(loader_class: type) -> None:
+def test_cached_samples_are_not_changed_through_their_batch(loader_class: type) -> None:
     """The trainer changes each batch; the dataset's cached rows must not change with it."""
     rows = [row(500, index) for index in range(8)]
     loader = loader_class(
@@ -256,7 +254,7 @@ def test_a_sample_that_the_dataset_keeps_is_not_changed_by_its_batch(loader_clas
 
 
 @pytest.mark.parametrize("who_lets_go", ["child", "parent", "nobody"])
-def test_a_batch_inherited_by_a_forked_child_is_right_in_both(
+def test_batch_inherited_by_a_forked_child_is_intact_in_both(
     loader_class: type, who_lets_go: str
 ) -> None:
     """The parent's objects at the fork are right in both, regardless of who releases them first."""
@@ -291,7 +289,7 @@ def test_a_batch_inherited_by_a_forked_child_is_right_in_both(
     assert all(is_whole(batch, 2 * number) for number, batch in enumerate(again))
 
 
-def test_batches_kept_over_the_forks_of_another_loader_stay_as_they_are(
+def test_kept_batches_survive_forks_of_another_loader(
     loader_class: type,
 ) -> None:
     first = iter(loader_class(Computed(60, partial(row, 2000)), batch_size=2, num_workers=1))
@@ -305,7 +303,7 @@ def test_batches_kept_over_the_forks_of_another_loader_stay_as_they_are(
     assert all(is_whole(batch, 2 * number) for number, batch in enumerate(kept))
 
 
-def test_a_batch_can_be_sent_to_another_process(loader_class: type) -> None:
+def test_batch_can_be_sent_to_another_process(loader_class: type) -> None:
     """Through torch.multiprocessing, as Hogwild trainers do."""
     (batch,) = list(loader_class(Computed(4, partial(row, 50)), batch_size=4, num_workers=1))
     queue = torch.multiprocessing.SimpleQueue()
@@ -337,7 +335,7 @@ def test_numpy_views_of_a_batch_keep_it_alive(loader_class: type) -> None:
     assert all((view[0] == 2 * number).all() for number, view in enumerate(views))
 
 
-def test_arrays_of_a_batch_stay_as_they_came_and_can_be_written(loader_class: type) -> None:
+def test_kept_arrays_do_not_change_and_are_writable(loader_class: type) -> None:
     loader = loader_class(
         Computed(100, lambda index: np.full(3000, index)),
         batch_size=None,

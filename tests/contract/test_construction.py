@@ -61,7 +61,7 @@ def construct(loader_class: type, arguments: dict[str, Any]) -> tuple[str, str, 
 
 
 @pytest.mark.parametrize("name", BAD_ARGUMENTS)
-def test_a_bad_argument_is_refused_with_torchs_type_and_text(loader_class: type, name: str) -> None:
+def test_bad_argument_raises_the_error_of_torch(loader_class: type, name: str) -> None:
     got = construct(loader_class, BAD_ARGUMENTS[name])
     assert got == construct(TORCH, BAD_ARGUMENTS[name])
     assert got[0] != "no error"
@@ -74,7 +74,7 @@ def test_a_bad_argument_is_refused_with_torchs_type_and_text(loader_class: type,
         ("timeout without workers", {"timeout": 1}),
     ],
 )
-def test_some_arguments_are_refused_only_by_iter(
+def test_some_bad_arguments_are_rejected_only_by_iter(
     loader_class: type, name: str, options: dict[str, Any]
 ) -> None:
     def iterate(cls: type) -> tuple[str, str, str]:
@@ -89,7 +89,7 @@ def test_some_arguments_are_refused_only_by_iter(
     assert iterate(loader_class)[0] == "builtins.AssertionError"
 
 
-def test_torchs_parameters_come_first_in_torchs_order_with_torchs_defaults(
+def test_parameters_of_torch_come_first_in_the_same_order(
     loader_class: type,
 ) -> None:
     got = list(inspect.signature(loader_class.__init__).parameters.values())
@@ -106,7 +106,7 @@ def test_every_public_attribute_is_a_constructor_argument(loader_class: type) ->
     assert public <= set(inspect.signature(loader_class.__init__).parameters)
 
 
-def test_a_loader_made_again_from_its_attributes_gives_the_same_batches(
+def test_loader_rebuilt_from_its_attributes_yields_equal_batches(
     loader_class: type,
 ) -> None:
     loader = loader_class(ROWS, batch_size=2, num_workers=1, collate_fn=as_is)
@@ -135,7 +135,7 @@ OPTIONS: list[dict[str, Any]] = [
 @pytest.mark.parametrize(
     "options", OPTIONS, ids=lambda options: re.sub(" object at 0x[0-9a-f]*", "", repr(options))
 )
-def test_attributes_are_those_of_torchs_loader(loader_class: type, options: dict[str, Any]) -> None:
+def test_attributes_match_the_torch_loader(loader_class: type, options: dict[str, Any]) -> None:
     arguments = {"dataset": ROWS, **options}
     got, want = vars(loader_class(**arguments)), vars(TORCH(**arguments))
     assert set(want) <= set(got)
@@ -146,7 +146,7 @@ def test_attributes_are_those_of_torchs_loader(loader_class: type, options: dict
             assert got[name] == value or got[name] is value, name
 
 
-def test_default_samplers_are_torchs_own(loader_class: type) -> None:
+def test_default_samplers_are_those_of_torch(loader_class: type) -> None:
     generator = torch.Generator()
     assert type(loader_class(ROWS).sampler) is SequentialSampler
     shuffled = loader_class(ROWS, shuffle=True, generator=generator).sampler
@@ -156,12 +156,12 @@ def test_default_samplers_are_torchs_own(loader_class: type) -> None:
     assert loader_class(ROWS, batch_size=None).batch_sampler is None
 
 
-def test_the_dataset_kind_is_torchs_enumeration(loader_class: type) -> None:
+def test_dataset_kind_is_the_enumeration_of_torch(loader_class: type) -> None:
     assert loader_class(ROWS)._dataset_kind == _DatasetKind.Map
     assert loader_class(STREAM)._dataset_kind == _DatasetKind.Iterable
 
 
-def test_nothing_is_read_drawn_or_started_by_the_constructor(loader_class: type) -> None:
+def test_constructor_reads_draws_and_starts_nothing(loader_class: type) -> None:
     def refuse(*_: Any) -> Any:
         raise AssertionError("read too early")
 
@@ -180,7 +180,7 @@ FIXED = ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "pers
 
 
 @pytest.mark.parametrize("name", FIXED)
-def test_a_fixed_attribute_cannot_be_set_afterwards(loader_class: type, name: str) -> None:
+def test_fixed_attribute_cannot_be_set_after_construction(loader_class: type, name: str) -> None:
     loader = loader_class(ROWS)
     with pytest.raises(ValueError) as info:
         setattr(loader, name, None)
@@ -188,7 +188,7 @@ def test_a_fixed_attribute_cannot_be_set_afterwards(loader_class: type, name: st
     assert str(info.value) == expected
 
 
-def test_a_subclass_may_set_fixed_attributes_before_the_constructor(loader_class: type) -> None:
+def test_subclass_may_set_fixed_attributes_before_super_init(loader_class: type) -> None:
     class Early(loader_class):  # type: ignore[misc, valid-type]
         def __init__(self) -> None:
             self.batch_size = 17
@@ -200,7 +200,7 @@ def test_a_subclass_may_set_fixed_attributes_before_the_constructor(loader_class
         loader.dataset = []
 
 
-def test_the_guard_can_be_lifted_by_its_mangled_name(loader_class: type) -> None:
+def test_attribute_guard_can_be_lifted_by_its_mangled_name(loader_class: type) -> None:
     """Timm's loaders replace the batch sampler in that way."""
     loader = loader_class(ROWS, batch_size=2, collate_fn=as_is)
     loader._DataLoader__initialized = False
@@ -209,7 +209,7 @@ def test_the_guard_can_be_lifted_by_its_mangled_name(loader_class: type) -> None
     assert list(loader) == [[5], [1, 2]]
 
 
-def test_a_persistent_iterator_can_be_dropped_by_deleting_the_attribute(loader_class: type) -> None:
+def test_persistent_iterator_can_be_dropped_by_its_attribute(loader_class: type) -> None:
     """Lightning does so between fits."""
     loader = loader_class(ROWS, num_workers=1, persistent_workers=True)
     list(loader)
@@ -221,7 +221,7 @@ def test_a_persistent_iterator_can_be_dropped_by_deleting_the_attribute(loader_c
     assert [int(batch) for batch in loader] == ROWS
 
 
-def test_a_subclass_may_replace_iter_and_get_iterator(loader_class: type) -> None:
+def test_subclass_may_override_iter_and_get_iterator(loader_class: type) -> None:
     class Twice(loader_class):  # type: ignore[misc, valid-type]
         def __iter__(self) -> Any:
             for _ in range(2):
@@ -239,11 +239,11 @@ def test_a_subclass_may_replace_iter_and_get_iterator(loader_class: type) -> Non
     assert Counted.made == 1
 
 
-def test_the_class_can_be_subscripted(loader_class: type) -> None:
+def test_class_can_be_subscripted(loader_class: type) -> None:
     assert loader_class[int].__origin__ is loader_class  # type: ignore[index]
 
 
-def test_a_copy_of_the_attributes_works(loader_class: type) -> None:
+def test_wrapper_with_copied_attributes_works(loader_class: type) -> None:
     """Fabric wraps a loader by copying its __dict__."""
 
     class Wrapper(loader_class):  # type: ignore[misc, valid-type]
@@ -258,7 +258,7 @@ def test_a_copy_of_the_attributes_works(loader_class: type) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_loader_can_be_pickled_and_copied(loader_class: type, workers: int) -> None:
+def test_loader_can_be_pickled_and_copied(loader_class: type, workers: int) -> None:
     loader = loader_class(Computed(4, number), batch_size=2, num_workers=workers)
     for twin in (pickle.loads(pickle.dumps(loader)), copy.deepcopy(loader), copy.copy(loader)):
         assert type(twin) is loader_class
@@ -277,13 +277,13 @@ def test_a_loader_can_be_pickled_and_copied(loader_class: type, workers: int) ->
         ({"dataset": Streamed(list, 5), "batch_size": None}, 5),
     ],
 )
-def test_the_length_is_the_number_of_batches(
+def test_length_is_the_number_of_batches(
     loader_class: type, arguments: dict[str, Any], length: int
 ) -> None:
     assert len(loader_class(**arguments)) == length
 
 
-def test_the_length_of_an_unsized_stream_is_a_type_error(loader_class: type) -> None:
+def test_length_of_an_unsized_stream_raises_type_error(loader_class: type) -> None:
     with pytest.raises(TypeError, match="this dataset has no length"):
         len(loader_class(STREAM))
 
@@ -297,7 +297,7 @@ def test_pin_memory_without_an_accelerator_warns_at_iter(loader_class: type, wor
     assert not any(batch.is_pinned() for batch in batches)
 
 
-def test_too_many_workers_are_warned_of_in_the_constructor_and_at_iter(
+def test_too_many_workers_cause_warnings_at_construction_and_iter(
     loader_class: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0})

@@ -389,7 +389,7 @@ ALL = {**TENSORS, **NUMPY, **NUMBERS, **TEXTS, **NESTS}
 UNPICKLABLE = {"mapping proxies"}
 
 
-def test_the_cases_have_different_names() -> None:
+def test_case_names_are_unique() -> None:
     assert len(ALL) == sum(map(len, (TENSORS, NUMPY, NUMBERS, TEXTS, NESTS)))
 
 
@@ -426,7 +426,7 @@ def test_additions_to_the_collate_registry_are_used(
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_the_default_dtype_counts_as_with_torch(loader_class: type, workers: int) -> None:
+def test_default_dtype_applies_as_with_torch(loader_class: type, workers: int) -> None:
     torch.set_default_dtype(torch.float64)
     try:
         assert_same_outcomes(loader_class, NUMBERS, in_batches, num_workers=workers)
@@ -438,7 +438,7 @@ def make_tensors_on_meta(worker_id: int) -> None:
     torch.set_default_device("meta")
 
 
-def test_the_default_device_of_a_worker_counts_as_with_torch(loader_class: type) -> None:
+def test_default_device_of_a_worker_applies_as_with_torch(loader_class: type) -> None:
     """Numbers arrived as CPU tensors all the same."""
     names = ("ints", "floats", "arrays", "float32 scalars", "dicts of numbers of all kinds")
     assert_same_outcomes(
@@ -451,7 +451,7 @@ def test_the_default_device_of_a_worker_counts_as_with_torch(loader_class: type)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_default_collate_called_by_a_collate_fn_gives_the_same(
+def test_default_collate_called_by_a_collate_fn_matches_torch(
     loader_class: type, workers: int
 ) -> None:
     cases = {name: ALL[name] for name in ("tuples", "dicts", "deep nests", "arrays", "strings")}
@@ -465,7 +465,7 @@ def test_default_collate_called_by_a_collate_fn_gives_the_same(
 
 
 @pytest.mark.parametrize("batch_size", [None, 2])
-def test_the_collate_fn_attribute_is_torchs_own_function(
+def test_collate_fn_attribute_is_the_function_of_torch(
     loader_class: type, batch_size: int | None
 ) -> None:
     from torch.utils.data import default_convert

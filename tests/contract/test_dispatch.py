@@ -24,7 +24,7 @@ def maker(index: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 5])
 @pytest.mark.parametrize("prefetch", [1, 2, 4])
-def test_batch_k_is_made_by_worker_k_modulo_the_workers(
+def test_batches_are_assigned_to_workers_round_robin(
     loader_class: type, workers: int, prefetch: int
 ) -> None:
     loader = loader_class(
@@ -62,7 +62,7 @@ def gate() -> Iterator[Gate]:
     gate.close()
 
 
-def test_in_order_a_slow_first_batch_still_comes_first(loader_class: type, gate: Gate) -> None:
+def test_in_order_delivery_waits_for_a_slow_first_batch(loader_class: type, gate: Gate) -> None:
     """The second worker's batch exists before the first worker's is started."""
 
     def sample(index: int) -> int:
@@ -76,7 +76,9 @@ def test_in_order_a_slow_first_batch_still_comes_first(loader_class: type, gate:
     assert [int(batch) for batch in loader] == [0, 1, 2, 3, 4, 5]
 
 
-def test_out_of_order_a_ready_batch_does_not_wait(loader_class: type, gate: Gate) -> None:
+def test_out_of_order_delivery_does_not_wait_for_a_slow_batch(
+    loader_class: type, gate: Gate
+) -> None:
     """The first worker is held until the trainer has received all of the second one's batches."""
 
     def sample(index: int) -> int:
@@ -96,7 +98,7 @@ def test_out_of_order_a_ready_batch_does_not_wait(loader_class: type, gate: Gate
 
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_out_of_order_every_sample_comes_once_an_epoch(
+def test_out_of_order_epoch_yields_each_sample_once(
     loader_class: type, workers: int, persistent: bool
 ) -> None:
     loader = loader_class(
@@ -112,7 +114,7 @@ def test_out_of_order_every_sample_comes_once_an_epoch(
         assert sorted(samples) == [float(index) for index in range(40)]
 
 
-def test_out_of_order_an_iterable_dataset_comes_whole(loader_class: type) -> None:
+def test_out_of_order_iterable_dataset_is_complete(loader_class: type) -> None:
     def uneven() -> Iterator[tuple[int, int]]:
         for index in range(3 + 5 * worker_id()):
             yield (worker_id(), index)
@@ -124,7 +126,7 @@ def test_out_of_order_an_iterable_dataset_comes_whole(loader_class: type) -> Non
     assert got == [(worker, index) for worker in range(3) for index in range(3 + 5 * worker)]
 
 
-def test_batches_are_made_ahead_of_their_use(loader_class: type, gate: Gate) -> None:
+def test_batches_are_prefetched(loader_class: type, gate: Gate) -> None:
     """Each sample opens the gate: with the first batch in hand, four samples have been started."""
 
     def sample(index: int) -> int:
@@ -141,7 +143,7 @@ def test_batches_are_made_ahead_of_their_use(loader_class: type, gate: Gate) -> 
     list(iterator)
 
 
-def test_no_more_than_the_prefetched_batches_are_made(loader_class: type) -> None:
+def test_prefetching_is_bounded_by_the_prefetch_factor(loader_class: type) -> None:
     reader, writer = os.pipe()
 
     def sample(index: int) -> int:
@@ -168,7 +170,7 @@ def readable_bytes(reader: int) -> int:
         return 0
 
 
-def test_worker_info_is_torchs_own_in_workers_and_absent_in_the_trainer(
+def test_worker_info_matches_torch_and_is_absent_in_the_trainer(
     loader_class: type,
 ) -> None:
     def look(index: int) -> Any:
@@ -196,7 +198,7 @@ def test_worker_info_is_torchs_own_in_workers_and_absent_in_the_trainer(
     assert get_worker_info() is None
 
 
-def test_a_worker_is_a_daemon_with_one_torch_thread_and_torchs_name(loader_class: type) -> None:
+def test_worker_is_a_daemon_with_one_torch_thread_and_torch_name(loader_class: type) -> None:
     import multiprocessing
 
     def look(index: int) -> Any:
@@ -208,7 +210,7 @@ def test_a_worker_is_a_daemon_with_one_torch_thread_and_torchs_name(loader_class
     assert tuple(seen) == (1, True, "pt_data_worker", os.getpid())
 
 
-def test_workers_end_with_exit_code_zero_when_the_iterator_is_deleted(loader_class: type) -> None:
+def test_workers_exit_with_code_zero_when_the_iterator_is_deleted(loader_class: type) -> None:
     iterator = iter(loader_class(Computed(100, number), num_workers=2))
     next(iterator)
     workers = list(iterator._workers)
@@ -219,7 +221,7 @@ def test_workers_end_with_exit_code_zero_when_the_iterator_is_deleted(loader_cla
         assert worker.exitcode == 0
 
 
-def test_workers_end_with_the_epoch_unless_they_are_persistent(loader_class: type) -> None:
+def test_only_persistent_workers_outlive_the_epoch(loader_class: type) -> None:
     for persistent in (False, True):
         loader = loader_class(Computed(4, number), num_workers=2, persistent_workers=persistent)
         iterator = iter(loader)
@@ -228,7 +230,7 @@ def test_workers_end_with_the_epoch_unless_they_are_persistent(loader_class: typ
         assert [worker.is_alive() for worker in workers] == [persistent] * 2
 
 
-def test_a_loader_without_workers_runs_inside_a_worker(loader_class: type) -> None:
+def test_loader_without_workers_runs_inside_a_worker(loader_class: type) -> None:
     def inner(index: int) -> Any:
         return torch.stack(list(loader_class(Computed(3, float), batch_size=1))).sum()
 
@@ -236,7 +238,7 @@ def test_a_loader_without_workers_runs_inside_a_worker(loader_class: type) -> No
     assert batches[0].tolist() == [3.0, 3.0]
 
 
-def test_a_loader_with_workers_inside_a_worker_fails_as_daemons_do(loader_class: type) -> None:
+def test_loader_with_workers_fails_inside_a_worker(loader_class: type) -> None:
     def inner(index: int) -> Any:
         return list(loader_class(Computed(3, float), num_workers=1))
 
@@ -245,7 +247,7 @@ def test_a_loader_with_workers_inside_a_worker_fails_as_daemons_do(loader_class:
     assert "daemonic processes are not allowed to have children" in str(error)
 
 
-def test_the_affinity_that_worker_init_fn_sets_holds_for_the_dataset(loader_class: type) -> None:
+def test_affinity_set_by_worker_init_fn_applies_to_the_dataset(loader_class: type) -> None:
     allowed = sorted(os.sched_getaffinity(0))
 
     def pin(worker: int) -> None:
@@ -259,7 +261,7 @@ def test_the_affinity_that_worker_init_fn_sets_holds_for_the_dataset(loader_clas
     assert [int(batch) for batch in loader] == [allowed[-1]] * 2
 
 
-def test_a_loader_works_outside_the_main_thread(loader_class: type) -> None:
+def test_loader_works_outside_the_main_thread(loader_class: type) -> None:
     results: list[Any] = []
 
     def work() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from sample_datasets import Computed, Streamed, as_is, drawn, own_share, spoken, where
+from sample_datasets import Computed, Streamed, as_is, drawn, own_share, typed_index, where
 from stream_oracle import Recorder, Scenario, assert_same_stream, whole_epochs
 from torch.utils.data import BatchSampler, SequentialSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
@@ -115,7 +115,7 @@ EPOCHS = (
 
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize("scenario", EPOCHS, ids=lambda scenario: scenario.name)
-def test_epochs_equal_torchs(loader_class: type, scenario: Scenario) -> None:
+def test_epochs_match_torch(loader_class: type, scenario: Scenario) -> None:
     assert_same_stream(loader_class, scenario)
 
 
@@ -124,7 +124,7 @@ def flag(samples: list[Any]) -> tuple[str, Any]:
 
 
 def greet(worker: int) -> None:
-    torch.utils.data.get_worker_info().dataset.function = spoken  # type: ignore[union-attr]
+    torch.utils.data.get_worker_info().dataset.function = typed_index  # type: ignore[union-attr]
 
 
 CHANGES: dict[str, Callable[[Any], None]] = {
@@ -141,7 +141,7 @@ CHANGES: dict[str, Callable[[Any], None]] = {
     "drop_last of the batch sampler": lambda loader: setattr(
         loader.batch_sampler, "drop_last", True
     ),
-    "the dataset's own attribute": lambda loader: setattr(loader.dataset, "function", spoken),
+    "the dataset's own attribute": lambda loader: setattr(loader.dataset, "function", typed_index),
 }
 
 
@@ -172,13 +172,13 @@ CHANGED = [
 
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("scenario", CHANGED, ids=lambda scenario: scenario.name)
-def test_a_change_between_epochs_means_what_it_means_to_torch(
+def test_attribute_change_between_epochs_acts_as_with_torch(
     loader_class: type, scenario: Scenario
 ) -> None:
     assert_same_stream(loader_class, scenario)
 
 
-def test_changing_to_workers_and_back_takes_effect_at_the_next_iter(loader_class: type) -> None:
+def test_changed_num_workers_takes_effect_at_the_next_iter(loader_class: type) -> None:
     def drive(loader: Any, recorder: Recorder) -> None:
         for workers, prefetch in ((0, None), (2, 2), (0, None)):
             loader.num_workers = workers
@@ -188,7 +188,7 @@ def test_changing_to_workers_and_back_takes_effect_at_the_next_iter(loader_class
     assert_same_stream(loader_class, Scenario("to and fro", DRAWS, {"batch_size": 3}, drive))
 
 
-def test_a_persistent_loader_gives_the_same_iterator_and_workers_again(loader_class: type) -> None:
+def test_persistent_loader_reuses_its_iterator_and_workers(loader_class: type) -> None:
     loader = loader_class(
         Computed(6, where), num_workers=2, persistent_workers=True, collate_fn=as_is
     )
@@ -200,24 +200,24 @@ def test_a_persistent_loader_gives_the_same_iterator_and_workers_again(loader_cl
     assert all(worker.is_alive() for worker in first._workers)
 
 
-def test_a_loader_gives_a_new_iterator_and_new_workers_each_time(loader_class: type) -> None:
+def test_loader_makes_a_new_iterator_and_workers_each_time(loader_class: type) -> None:
     loader = loader_class(Computed(6, where), num_workers=1, collate_fn=as_is)
     first, second = iter(loader), iter(loader)
     assert first is not second
     assert first._workers[0].pid != second._workers[0].pid
 
 
-def test_a_later_change_of_the_dataset_is_not_seen_by_persistent_workers(
+def test_persistent_workers_do_not_see_later_dataset_changes(
     loader_class: type,
 ) -> None:
     loader = loader_class(Computed(2, where), num_workers=1, persistent_workers=True)
     list(loader)
-    loader.dataset.function = spoken
+    loader.dataset.function = typed_index
     assert [type(batch[0]) for batch in loader] == [torch.Tensor, torch.Tensor]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_iterator_is_its_own_iterator_of_torchs_kind(loader_class: type, workers: int) -> None:
+def test_iterator_has_the_type_and_attributes_of_torch(loader_class: type, workers: int) -> None:
     iterator = iter(loader_class(Computed(5, float), batch_size=2, num_workers=workers))
     assert iter(iterator) is iterator
     assert isinstance(iterator, _BaseDataLoaderIter)
@@ -229,14 +229,14 @@ def test_an_iterator_is_its_own_iterator_of_torchs_kind(loader_class: type, work
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_iterator_cannot_be_pickled(loader_class: type, workers: int) -> None:
+def test_iterator_cannot_be_pickled(loader_class: type, workers: int) -> None:
     import pickle
 
     with pytest.raises(NotImplementedError, match="cannot be pickled"):
         pickle.dumps(iter(loader_class([1, 2], num_workers=workers)))
 
 
-def test_without_workers_a_sample_is_read_only_when_its_batch_is_asked_for(
+def test_samples_are_read_on_demand_without_workers(
     loader_class: type,
 ) -> None:
     read: list[int] = []
@@ -255,7 +255,7 @@ def test_without_workers_a_sample_is_read_only_when_its_batch_is_asked_for(
     ("workers", "name"),
     [(0, "_SingleProcessDataLoaderIter"), (1, "_MultiProcessingDataLoaderIter")],
 )
-def test_the_profiler_sees_next_under_torchs_name(
+def test_profiler_records_next_under_the_torch_name(
     loader_class: type, workers: int, name: str
 ) -> None:
     """Tools that analyse data loading look for this text in traces."""

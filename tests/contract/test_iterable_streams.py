@@ -146,11 +146,11 @@ LENGTHS = [
 
 @pytest.mark.sampled(30)
 @pytest.mark.parametrize("scenario", SHARES + KINDS + LENGTHS, ids=lambda scenario: scenario.name)
-def test_an_iterable_stream_equals_torchs(loader_class: type, scenario: Scenario) -> None:
+def test_iterable_stream_matches_torch(loader_class: type, scenario: Scenario) -> None:
     assert_same_stream(loader_class, scenario)
 
 
-def test_an_ended_iterator_stays_ended(loader_class: type) -> None:
+def test_exhausted_iterator_stays_exhausted(loader_class: type) -> None:
     iterator = iter(loader_class(Streamed(partial(range, 3)), num_workers=2))
     assert len(list(iterator)) == 6
     for _ in range(3):
@@ -158,7 +158,7 @@ def test_an_ended_iterator_stays_ended(loader_class: type) -> None:
             next(iterator)
 
 
-def test_an_infinite_dataset_is_read_only_as_far_as_it_is_prefetched(loader_class: type) -> None:
+def test_infinite_dataset_yields_its_first_batches(loader_class: type) -> None:
     def endless() -> Iterator[int]:
         index = 0
         while True:

@@ -20,7 +20,7 @@ PARTS = [0, 1, 3, 7]
 
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("taken", PARTS)
-def test_a_half_consumed_iterator_that_is_deleted_leaves_nothing(
+def test_deleted_partial_iterator_leaves_nothing(
     loader_class: type, taken: int, persistent: bool
 ) -> None:
     before = process_traces.take()
@@ -36,7 +36,7 @@ def test_a_half_consumed_iterator_that_is_deleted_leaves_nothing(
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_fifty_iterators_used_in_part_leave_nothing(loader_class: type) -> None:
+def test_fifty_partial_iterators_leave_nothing(loader_class: type) -> None:
     rows = TensorDataset(torch.arange(400.0).view(100, 4))
     iterator = iter(loader_class(rows, batch_size=5, num_workers=1))
     next(iterator)
@@ -54,7 +54,7 @@ def test_fifty_iterators_used_in_part_leave_nothing(loader_class: type) -> None:
     assert process_traces.native_threads() <= threads
 
 
-def test_persistent_epochs_do_not_add_up(loader_class: type) -> None:
+def test_persistent_epochs_accumulate_no_resources(loader_class: type) -> None:
     loader = loader_class(
         Computed(20, number), batch_size=2, num_workers=2, persistent_workers=True
     )
@@ -67,7 +67,7 @@ def test_persistent_epochs_do_not_add_up(loader_class: type) -> None:
     assert process_traces.left_since(before) == {}
 
 
-def test_the_end_of_an_epoch_leaves_nothing_while_the_loader_lives(loader_class: type) -> None:
+def test_finished_epoch_leaves_nothing_while_the_loader_lives(loader_class: type) -> None:
     before = process_traces.take()
     loader = loader_class(Computed(6, number), num_workers=2)
     iterator = iter(loader)
@@ -79,7 +79,7 @@ def test_the_end_of_an_epoch_leaves_nothing_while_the_loader_lives(loader_class:
 
 
 @pytest.mark.parametrize("fail", ["dataset", "collate_fn", "worker_init_fn", "sampler"])
-def test_an_epoch_left_by_an_error_leaves_nothing(loader_class: type, fail: str) -> None:
+def test_epoch_ended_by_an_error_leaves_nothing(loader_class: type, fail: str) -> None:
     def broken(*_: Any) -> Any:
         raise ValueError("broken")
 
@@ -99,7 +99,7 @@ def test_an_epoch_left_by_an_error_leaves_nothing(loader_class: type, fail: str)
     assert process_traces.left_since(before) == {}
 
 
-def test_kept_batches_hold_memory_only_until_they_are_dropped(loader_class: type) -> None:
+def test_kept_batches_hold_memory_only_until_dropped(loader_class: type) -> None:
     before = process_traces.take()
     batches = list(
         loader_class(Computed(50, lambda index: torch.ones(10_000)), batch_size=5, num_workers=2)
@@ -111,7 +111,7 @@ def test_kept_batches_hold_memory_only_until_they_are_dropped(loader_class: type
     assert process_traces.left_since(before) == {}
 
 
-def test_a_worker_has_no_descriptors_of_other_loaders_workers_that_ended(
+def test_workers_inherit_no_descriptors_of_ended_workers(
     loader_class: type,
 ) -> None:
     """Descriptors that pile up in forked workers would end at the limit of open files."""
@@ -127,7 +127,7 @@ def test_a_worker_has_no_descriptors_of_other_loaders_workers_that_ended(
     assert counts[-1] - counts[0] < loaders // 2
 
 
-def test_an_iterable_epoch_in_part_leaves_nothing(loader_class: type) -> None:
+def test_partial_iterable_epoch_leaves_nothing(loader_class: type) -> None:
     before = process_traces.take()
     iterator = iter(loader_class(Streamed(partial(range, 100)), batch_size=3, num_workers=2))
     for _ in range(5):

@@ -221,13 +221,13 @@ SCENARIOS = MATRIX + PREFETCH + SHUFFLES + SOURCES + UNBATCHED + WORKER_STATE
 
 @pytest.mark.sampled(30)
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
-def test_a_map_style_stream_equals_torchs(loader_class: type, scenario: Scenario) -> None:
+def test_map_style_stream_matches_torch(loader_class: type, scenario: Scenario) -> None:
     assert_same_stream(loader_class, scenario)
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("length", [10**10, 2**62, sys.maxsize])
-def test_an_order_that_is_not_shuffled_is_not_written_out(
+def test_sequential_order_is_not_materialised(
     loader_class: Any, length: int, num_workers: int
 ) -> None:
     iterator = iter(loader_class(Computed(length, as_is), batch_size=3, num_workers=num_workers))

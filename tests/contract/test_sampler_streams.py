@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sample_datasets import Computed, as_is, drawn, number, spoken
+from sample_datasets import Computed, as_is, drawn, number, typed_index
 from stream_oracle import Recorder, Scenario, assert_same_stream, whole_epochs
 from torch.utils.data import (
     BatchSampler,
@@ -23,7 +23,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-ASKED = partial(Computed, 9, spoken)
+ASKED = partial(Computed, 9, typed_index)
 DRAWS = partial(Computed, 10, drawn)
 NUMBERS = partial(Computed, 10, number)
 
@@ -227,7 +227,7 @@ BATCH_SAMPLERS = [
 @pytest.mark.parametrize(
     "scenario", TORCH_SAMPLERS + OWN_SAMPLERS + BATCH_SAMPLERS, ids=lambda scenario: scenario.name
 )
-def test_a_sampled_stream_equals_torchs(loader_class: type, scenario: Scenario) -> None:
+def test_sampled_stream_matches_torch(loader_class: type, scenario: Scenario) -> None:
     assert_same_stream(loader_class, scenario)
 
 
@@ -256,7 +256,7 @@ def pulls(loader: Any, recorder: Recorder) -> None:
 
 @pytest.mark.parametrize("batch_size", [3, None])
 @pytest.mark.parametrize(("workers", "prefetch"), [(0, None), (1, 1), (2, 1), (2, 3), (3, 2)])
-def test_a_sampler_is_pulled_as_far_ahead_as_torch_pulls_it(
+def test_sampler_is_pulled_as_far_ahead_as_by_torch(
     loader_class: type, workers: int, prefetch: int | None, batch_size: int | None
 ) -> None:
     assert_same_stream(
@@ -278,12 +278,12 @@ def test_a_sampler_is_pulled_as_far_ahead_as_torch_pulls_it(
 def test_indices_of_a_random_split_reach_the_dataset_as_ints(loader_class: type) -> None:
     from torch.utils.data import random_split
 
-    part = random_split(Computed(10, spoken), [4, 6])[0]  # type: ignore[arg-type]
+    part = random_split(Computed(10, typed_index), [4, 6])[0]  # type: ignore[arg-type]
     for batch in loader_class(part, batch_size=2, shuffle=True, collate_fn=as_is, num_workers=1):
         assert {kind for kind, _ in batch} == {"int"}
 
 
-def test_set_epoch_of_a_distributed_sampler_takes_effect_at_the_next_iter(
+def test_distributed_set_epoch_takes_effect_at_the_next_iter(
     loader_class: type,
 ) -> None:
     def drive(loader: Any, recorder: Recorder) -> None:

@@ -77,7 +77,7 @@ def loader_of(loader_class: type, dataset: Any, **options: Any) -> Any:
 
 @pytest.mark.long("penstock-forkserver")
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_a_shared_tensor_is_the_dataset_s_memory(loader_class: type, method: str) -> None:
+def test_shared_tensor_is_the_memory_of_the_dataset(loader_class: type, method: str) -> None:
     dataset = Kept(length=6)
     for index, tensor in enumerate(
         loader_of(loader_class, dataset, multiprocessing_context=method)
@@ -88,20 +88,20 @@ def test_a_shared_tensor_is_the_dataset_s_memory(loader_class: type, method: str
         assert dataset.tensors[index % 3][-1].item() == 50 + index % 3
 
 
-def test_batches_of_one_tensor_that_are_alive_are_one_storage(loader_class: type) -> None:
+def test_live_batches_of_one_tensor_are_one_storage(loader_class: type) -> None:
     batches = list(loader_of(loader_class, Kept(count=1, length=5)))
     assert len({batch.untyped_storage().data_ptr() for batch in batches}) == 1
     assert len({batch.untyped_storage()._cdata for batch in batches}) == 1
 
 
 @pytest.mark.long
-def test_after_spawn_a_batch_is_the_storage_that_the_trainer_shared(loader_class: type) -> None:
+def test_batch_after_spawn_is_the_storage_shared_by_the_trainer(loader_class: type) -> None:
     dataset = Kept(count=1, length=2)
     for batch in loader_of(loader_class, dataset, multiprocessing_context="spawn"):
         assert batch.data_ptr() == dataset.tensors[0].data_ptr()
 
 
-def test_parts_of_one_tensor_share_it_and_others_do_not(loader_class: type) -> None:
+def test_only_parts_of_one_tensor_share_its_memory(loader_class: type) -> None:
     dataset = Parts(count=1, length=3)
     for batch in loader_of(loader_class, dataset):
         whole, part = batch["whole"], batch["part"]
@@ -113,7 +113,7 @@ def test_parts_of_one_tensor_share_it_and_others_do_not(loader_class: type) -> N
         assert bool((batch["own"] == 1).all())
 
 
-def test_the_worker_sees_what_the_trainer_wrote(loader_class: type) -> None:
+def test_worker_sees_writes_of_the_trainer(loader_class: type) -> None:
     dataset = Echo(count=1, length=20)
     seen = []
     for step, (tensor, first) in enumerate(loader_of(loader_class, dataset)):
@@ -135,7 +135,7 @@ def test_shared_tensors_outlive_the_loader_and_the_dataset(loader_class: type) -
 @pytest.mark.torch_may_leave(
     "torch's error comes out of a signal handler, in the middle of whatever its queues are doing"
 )
-def test_a_worker_s_death_leaves_its_shared_tensors(loader_class: type) -> None:
+def test_shared_tensors_survive_the_death_of_their_worker(loader_class: type) -> None:
     reader, writer = os.pipe()
     iterator = iter(loader_of(loader_class, Mortal(reader)))
     kept = [next(iterator) for _ in range(12)]
@@ -149,7 +149,7 @@ def test_a_worker_s_death_leaves_its_shared_tensors(loader_class: type) -> None:
     assert [tensor[0].item() for tensor in kept] == 4 * [0.0, 1.0, 2.0]
 
 
-def test_tensors_that_are_shared_anew_and_dropped_leave_no_descriptors(loader_class: type) -> None:
+def test_repeatedly_shared_tensors_leave_no_descriptors(loader_class: type) -> None:
     counts = []
     for index, batch in enumerate(loader_of(loader_class, Fresh(), prefetch_factor=2)):
         assert batch[0].item() == index
@@ -158,7 +158,7 @@ def test_tensors_that_are_shared_anew_and_dropped_leave_no_descriptors(loader_cl
     assert max(counts[10:]) <= min(counts[10:]) + 10
 
 
-def test_a_batch_of_shared_samples_is_collated_into_memory_of_its_own(loader_class: type) -> None:
+def test_batch_of_shared_samples_is_collated_into_new_memory(loader_class: type) -> None:
     dataset = Kept(count=2, length=4)
     for batch in loader_class(dataset, batch_size=2, num_workers=1):
         batch.fill_(-1)

@@ -73,7 +73,7 @@ def under(method: str, scenario: Scenario) -> Scenario:
         ("forkserver", "worker_init_fn"),
     ],
 )
-def test_the_stream_of_fresh_interpreters_is_that_of_forked_ones(
+def test_stream_of_spawned_workers_matches_forked_ones(
     loader_class: type, method: str, kind: str
 ) -> None:
     fresh = record(loader_class, under(method, KINDS[kind]))
@@ -82,7 +82,7 @@ def test_the_stream_of_fresh_interpreters_is_that_of_forked_ones(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_context_object_means_the_same_as_its_name(loader_class: type, method: str) -> None:
+def test_context_object_is_equivalent_to_its_name(loader_class: type, method: str) -> None:
     context = multiprocessing.get_context(method)
     loader = loader_class([1, 2], num_workers=1, multiprocessing_context=context)
     assert loader.multiprocessing_context is context
@@ -90,7 +90,7 @@ def test_a_context_object_means_the_same_as_its_name(loader_class: type, method:
     assert named.multiprocessing_context.get_start_method() == method
 
 
-def test_fork_takes_what_cannot_be_pickled(loader_class: type) -> None:
+def test_fork_accepts_unpicklable_objects(loader_class: type) -> None:
     secret = object()
 
     class Local(Computed):
@@ -114,9 +114,7 @@ def test_fork_takes_what_cannot_be_pickled(loader_class: type) -> None:
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_dataset_that_cannot_be_pickled_warns_and_fails_as_with_torch(
-    loader_class: type, method: str
-) -> None:
+def test_unpicklable_dataset_warns_and_fails_as_with_torch(loader_class: type, method: str) -> None:
     loader = loader_class(
         Computed(3, lambda index: index), num_workers=2, multiprocessing_context=method
     )
@@ -129,7 +127,7 @@ def test_a_dataset_that_cannot_be_pickled_warns_and_fails_as_with_torch(
     assert "<lambda>" in message
 
 
-def test_a_loader_can_be_used_after_a_start_that_failed(loader_class: type) -> None:
+def test_loader_is_usable_after_a_failed_start(loader_class: type) -> None:
     loader = loader_class(
         Computed(3, lambda index: index), num_workers=1, multiprocessing_context="spawn"
     )

@@ -173,9 +173,7 @@ SCENARIOS = (
 @pytest.mark.sampled(25)
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
-def test_a_tensor_dataset_gives_the_batches_that_torch_gives(
-    loader_class: type, scenario: Scenario
-) -> None:
+def test_tensor_dataset_batches_match_torch(loader_class: type, scenario: Scenario) -> None:
     assert_same_stream(loader_class, scenario)
 
 
@@ -222,7 +220,7 @@ def by_indices(make_dataset: Callable[[], Any], cases: Cases) -> dict[str, Any]:
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("make_dataset", [two, lambda: Renamed(two().tensors[0])])
-def test_an_index_means_to_a_tensor_dataset_what_it_means_to_a_tensor(
+def test_tensor_dataset_indices_behave_as_with_torch(
     loader_class: type, make_dataset: Callable[[], Any], workers: int
 ) -> None:
     arrange = partial(by_indices, make_dataset)
@@ -249,7 +247,7 @@ def swap_getitem(worker: int) -> None:
     TensorDataset.__getitem__ = lambda self, index: ("patched", index, worker_id())  # type: ignore[method-assign, assignment]
 
 
-def test_a_patched_getitem_of_a_tensor_dataset_is_used(loader_class: type) -> None:
+def test_patched_getitem_of_a_tensor_dataset_is_used(loader_class: type) -> None:
     assert_same_stream(
         loader_class,
         Scenario(
@@ -258,7 +256,7 @@ def test_a_patched_getitem_of_a_tensor_dataset_is_used(loader_class: type) -> No
     )
 
 
-def test_a_change_of_the_tensors_between_epochs_is_seen(loader_class: type) -> None:
+def test_tensor_changes_between_epochs_are_seen(loader_class: type) -> None:
     dataset = two()
     loader = loader_class(dataset, batch_size=ROWS, num_workers=1)
     (before,) = list(loader)

@@ -31,7 +31,7 @@ def leaves_at(bad: int, leave: Callable[[], Any], index: int) -> Any:
     return number(index)
 
 
-def kill_oneself(how: signal.Signals) -> None:
+def kill_self(how: signal.Signals) -> None:
     os.kill(os.getpid(), how)
 
 
@@ -69,8 +69,8 @@ def chain_of(error: BaseException | None) -> str:
 WAYS: dict[str, tuple[Callable[[], Any], str]] = {
     "os._exit": (partial(os._exit, 7), "exited unexpectedly"),
     "sys.exit": (partial(sys.exit, 3), "exited unexpectedly"),
-    "SIGKILL": (partial(kill_oneself, signal.SIGKILL), "is killed by signal: Killed"),
-    "SIGTERM": (partial(kill_oneself, signal.SIGTERM), "is killed by signal: Terminated"),
+    "SIGKILL": (partial(kill_self, signal.SIGKILL), "is killed by signal: Killed"),
+    "SIGTERM": (partial(kill_self, signal.SIGTERM), "is killed by signal: Terminated"),
     "SIGABRT": (abort, "is killed by signal: Aborted"),
     "a segmentation fault": (crash, "is killed by signal: Segmentation fault"),
 }
@@ -78,7 +78,7 @@ WAYS: dict[str, tuple[Callable[[], Any], str]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_worker_that_goes_away_is_torchs_runtime_error(
+def test_worker_death_raises_the_runtime_error_of_torch(
     loader_class: type, way: str, workers: int
 ) -> None:
     leave, text = WAYS[way]
@@ -96,7 +96,7 @@ def test_a_worker_that_goes_away_is_torchs_runtime_error(
 
 
 @pytest.mark.slow
-def test_a_worker_that_exits_with_success_is_an_error_too(loader_class: type) -> None:
+def test_worker_exit_with_code_zero_is_an_error(loader_class: type) -> None:
     dataset = Computed(20, partial(leaves_at, 6, partial(os._exit, 0)))
     iterator = iter(loader_class(dataset, batch_size=2, num_workers=2, prefetch_factor=1))
     _, error = first_failure(iterator)
@@ -104,7 +104,7 @@ def test_a_worker_that_exits_with_success_is_an_error_too(loader_class: type) ->
     assert re.match(r"DataLoader worker \(pid\(s\) \d+\) exited unexpectedly", str(error))
 
 
-def test_exit_codes_are_named_as_torch_names_them(loader_class: type) -> None:
+def test_exit_codes_are_reported_as_by_torch(loader_class: type) -> None:
     dataset = Computed(4, partial(leaves_at, 0, partial(os._exit, 7)))
     error = next_error(iter(loader_class(dataset, num_workers=1)))
     expected = "exited unexpectedly with exit code 7. Details are lost due to multiprocessing. "
@@ -112,7 +112,7 @@ def test_exit_codes_are_named_as_torch_names_them(loader_class: type) -> None:
     assert expected in chain_of(error)
 
 
-def test_a_worker_killed_from_outside_while_the_trainer_waits_is_an_error(
+def test_worker_killed_while_the_trainer_waits_is_an_error(
     loader_class: type,
 ) -> None:
     """The sample names its process and waits; a child of ours kills it meanwhile."""
@@ -135,7 +135,7 @@ def test_a_worker_killed_from_outside_while_the_trainer_waits_is_an_error(
     assert "is killed by signal: Killed" in chain_of(error)
 
 
-def test_a_death_in_worker_init_fn_is_an_error(loader_class: type) -> None:
+def test_worker_death_in_worker_init_fn_is_an_error(loader_class: type) -> None:
     loader = loader_class(
         Computed(4, number), num_workers=2, worker_init_fn=lambda worker: os._exit(5)
     )
@@ -153,7 +153,7 @@ def first_failure_of(loader: Any) -> tuple[int, Exception]:
     return first_failure(iterator)
 
 
-def test_a_death_in_an_iterable_dataset_is_an_error(loader_class: type) -> None:
+def test_worker_death_in_an_iterable_dataset_is_an_error(loader_class: type) -> None:
     def items() -> Iterator[int]:
         yield 1
         if worker_id() == 1:
@@ -165,7 +165,7 @@ def test_a_death_in_an_iterable_dataset_is_an_error(loader_class: type) -> None:
     assert "exited unexpectedly" in str(error)
 
 
-def test_a_new_epoch_works_after_a_worker_has_died(loader_class: type) -> None:
+def test_new_epoch_works_after_a_worker_death(loader_class: type) -> None:
     marks: list[int] = []
 
     def once(index: int) -> Any:
@@ -179,7 +179,7 @@ def test_a_new_epoch_works_after_a_worker_has_died(loader_class: type) -> None:
     assert [batch[0, 0].item() for batch in loader] == [float(k) for k in range(8)]
 
 
-def test_a_death_while_another_loader_is_in_use_does_not_disturb_it(loader_class: type) -> None:
+def test_worker_death_does_not_disturb_another_loader(loader_class: type) -> None:
     healthy = iter(loader_class(Computed(30, number), num_workers=1, prefetch_factor=1))
     next(healthy)
     dataset = Computed(20, partial(leaves_at, 2, partial(os._exit, 7)))
@@ -187,7 +187,7 @@ def test_a_death_while_another_loader_is_in_use_does_not_disturb_it(loader_class
     assert len(list(healthy)) == 29
 
 
-def test_a_child_of_the_user_that_dies_does_not_disturb_a_loader(loader_class: type) -> None:
+def test_death_of_a_user_child_does_not_disturb_a_loader(loader_class: type) -> None:
     iterator = iter(loader_class(Computed(30, number), num_workers=1, prefetch_factor=1))
     for _ in range(3):
         next(iterator)
@@ -198,7 +198,7 @@ def test_a_child_of_the_user_that_dies_does_not_disturb_a_loader(loader_class: t
     assert len(list(iterator)) == 27
 
 
-def test_a_signal_handler_of_the_user_for_children_is_still_called(loader_class: type) -> None:
+def test_sigchld_handler_of_the_user_is_still_called(loader_class: type) -> None:
     seen: list[int] = []
     before = signal.signal(signal.SIGCHLD, lambda number, frame: seen.append(number))
     try:
@@ -213,7 +213,7 @@ def test_a_signal_handler_of_the_user_for_children_is_still_called(loader_class:
 
 
 @pytest.mark.slow
-def test_a_worker_that_hangs_is_a_timeout_error(loader_class: type) -> None:
+def test_hanging_worker_raises_a_timeout_error(loader_class: type) -> None:
     reader, writer = os.pipe()
 
     def wait(index: int) -> Any:
@@ -233,7 +233,7 @@ def test_a_worker_that_hangs_is_a_timeout_error(loader_class: type) -> None:
     os.close(writer)
 
 
-def test_a_slow_but_living_worker_is_waited_for(loader_class: type) -> None:
+def test_slow_worker_is_waited_for(loader_class: type) -> None:
     """It is opened by the process that the trainer's next() has let run."""
     reader, writer = os.pipe()
 
@@ -249,7 +249,7 @@ def test_a_slow_but_living_worker_is_waited_for(loader_class: type) -> None:
     os.close(writer)
 
 
-def test_workers_write_torchs_line_about_a_segmentation_fault(
+def test_worker_segfault_prints_the_message_of_torch(
     loader_class: type, capfd: pytest.CaptureFixture[str]
 ) -> None:
     dataset = Computed(4, partial(leaves_at, 0, crash))
@@ -257,7 +257,7 @@ def test_workers_write_torchs_line_about_a_segmentation_fault(
     assert "Unexpected segmentation fault encountered in worker." in capfd.readouterr().err
 
 
-def test_a_tensor_too_large_for_memory_is_an_error_of_its_batch(loader_class: type) -> None:
+def test_oversized_tensor_is_an_error_of_its_batch(loader_class: type) -> None:
     def huge(index: int) -> torch.Tensor:
         return torch.empty(1 << 62) if index == 1 else number(index)
 

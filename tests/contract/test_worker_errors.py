@@ -105,9 +105,7 @@ def raising(make: Callable[[], BaseException]) -> Any:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_errors_of_every_kind_are_raised_as_torch_raises_them(
-    loader_class: type, workers: int
-) -> None:
+def test_errors_of_every_kind_are_raised_as_by_torch(loader_class: type, workers: int) -> None:
     cases = {
         name: partial(raising, make) for name, make in ERRORS.items() if "StopIter" not in name
     }
@@ -116,7 +114,7 @@ def test_errors_of_every_kind_are_raised_as_torch_raises_them(
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("name", ["ValueError", "StopIteration", "StopIteration with a value"])
-def test_an_error_of_the_dataset_stands_in_the_place_of_its_batch(
+def test_dataset_error_takes_the_place_of_its_batch(
     loader_class: type, name: str, workers: int
 ) -> None:
     assert_same_stream(
@@ -131,7 +129,7 @@ def test_an_error_of_the_dataset_stands_in_the_place_of_its_batch(
 
 @pytest.mark.parametrize("workers", [2, 3])
 @pytest.mark.parametrize("bad", [(0,), (2, 3, 4), tuple(range(8))])
-def test_iteration_goes_on_after_errors_of_any_worker(
+def test_iteration_continues_after_errors_of_any_worker(
     loader_class: type, bad: tuple[int, ...], workers: int
 ) -> None:
     assert_same_stream(
@@ -156,7 +154,9 @@ def test_iteration_goes_on_after_errors_of_any_worker(
         ),
     ],
 )
-def test_causes_and_notes_are_in_the_text(loader_class: type, make: Callable[[int], Any]) -> None:
+def test_causes_and_notes_are_in_the_error_text(
+    loader_class: type, make: Callable[[int], Any]
+) -> None:
     expected = ("KeyError: 'inner'", "direct cause") if make is chained else ("seen in shard 3",)
     loader = loader_class(Computed(4, make), batch_size=4, num_workers=1)
     error = next_error(iter(loader))
@@ -166,7 +166,7 @@ def test_causes_and_notes_are_in_the_text(loader_class: type, make: Callable[[in
         assert text in str(error)
 
 
-def test_without_workers_the_dataset_s_own_error_comes_out(loader_class: type) -> None:
+def test_dataset_error_is_raised_unchanged_without_workers(loader_class: type) -> None:
     error = TwoArguments(3, "damaged")
 
     def fail(index: int) -> Any:
@@ -265,11 +265,11 @@ ELSEWHERE = [
 
 
 @pytest.mark.parametrize("scenario", ELSEWHERE, ids=lambda scenario: scenario.name)
-def test_an_error_elsewhere_comes_as_with_torch(loader_class: type, scenario: Scenario) -> None:
+def test_errors_in_other_callbacks_match_torch(loader_class: type, scenario: Scenario) -> None:
     assert_same_stream(loader_class, scenario)
 
 
-def test_an_error_in_a_persistent_worker_does_not_reach_the_next_epoch(loader_class: type) -> None:
+def test_persistent_worker_error_does_not_reach_the_next_epoch(loader_class: type) -> None:
     assert_same_stream(
         loader_class,
         Scenario(
@@ -281,7 +281,7 @@ def test_an_error_in_a_persistent_worker_does_not_reach_the_next_epoch(loader_cl
     )
 
 
-def test_an_epoch_left_at_an_error_can_be_started_anew(loader_class: type) -> None:
+def test_epoch_can_be_restarted_after_an_error(loader_class: type) -> None:
     def drive(loader: Any, recorder: Recorder) -> None:
         iterator = iter(loader)
         recorder.draw(iterator)
@@ -299,7 +299,7 @@ def test_an_epoch_left_at_an_error_can_be_started_anew(loader_class: type) -> No
     )
 
 
-def test_different_shapes_fail_with_torchs_text(loader_class: type) -> None:
+def test_different_shapes_fail_with_the_text_of_torch(loader_class: type) -> None:
     loader = loader_class(Computed(4, torch.zeros), batch_size=2, num_workers=1)
     error = next_error(iter(loader))
     assert type(error) is RuntimeError
@@ -307,7 +307,7 @@ def test_different_shapes_fail_with_torchs_text(loader_class: type) -> None:
     assert "stack expects each tensor to be equal size" in str(error)
 
 
-def test_an_error_raised_with_a_tensor_inside_arrives(loader_class: type) -> None:
+def test_error_containing_a_tensor_arrives(loader_class: type) -> None:
     def fail(index: int) -> Any:
         raise ValueError("with data", torch.ones(2))
 

@@ -17,7 +17,7 @@ DEVICE = "simgpu:0"
 
 
 @on_simgpu
-def test_operators_with_other_bits_are_found_and_all_others_are_equal() -> None:
+def test_measurement_finds_exactly_the_differing_operators() -> None:
     with simgpu.other_bits("exp", "upsample_bilinear2d"):
         meter = measure(DEVICE, own_calls(DEVICE, elements=1000))
     assert {form.partition("(")[0].partition(".")[0] for form in meter.differing} == {
@@ -31,7 +31,7 @@ def test_operators_with_other_bits_are_found_and_all_others_are_equal() -> None:
 
 
 @on_simgpu
-def test_a_form_is_the_one_that_the_analysis_looks_for() -> None:
+def test_measured_form_matches_that_of_the_analysis() -> None:
     x = torch.ones(3)
     assert form_of(torch.ops.aten.div.Tensor, (x, 255), {}) == "div.Scalar(float32,i)"
     assert form_of(torch.ops.aten._to_copy.default, (x,), {"dtype": torch.int8, "device": "x"}) == (

@@ -49,7 +49,7 @@ def skip_two_batches() -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("run", [train_prepared, skip_two_batches])
-def test_the_loader_that_iterates_gives_torchs_batches(
+def test_prepared_loader_matches_torch(
     run: Callable[[], Any],
     same_as_torch: Callable[..., Any],
     assert_used: Callable[[Any], None],
@@ -91,7 +91,7 @@ RANKS = """
 
 
 @pytest.mark.long
-def test_two_ranks_share_the_data_and_get_torchs_losses(tmp_path: Path) -> None:
+def test_two_ranks_share_the_data_and_match_torch_losses(tmp_path: Path) -> None:
     reports = [json.loads(out.splitlines()[-1]) for out in run_ranks(RANKS, tmp_path)]
     for report in reports:
         ours, torchs = report["penstock"], report["torch"]
@@ -105,7 +105,7 @@ def test_two_ranks_share_the_data_and_get_torchs_losses(tmp_path: Path) -> None:
     assert first != second
 
 
-def test_a_prepared_loader_resumes_from_its_state() -> None:
+def test_prepared_loader_resumes_from_its_state() -> None:
     """It wraps the loader's state, which it requests before every batch."""
     penstock.install()
     try:

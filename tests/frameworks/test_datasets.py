@@ -35,7 +35,7 @@ def read_a_stream() -> tuple[Any, Any]:
     return [describe(batch) for _ in range(2) for batch in loader], loader
 
 
-def tell_persistent_workers_of_epochs() -> tuple[Any, Any]:
+def set_epochs_of_persistent_workers() -> tuple[Any, Any]:
     stream = make_table().to_iterable_dataset(num_shards=4).shuffle(seed=2, buffer_size=6)
     stream = stream.with_format("torch")
     loader = DataLoader(stream, batch_size=5, num_workers=2, persistent_workers=True)
@@ -50,8 +50,8 @@ def tell_persistent_workers_of_epochs() -> tuple[Any, Any]:
 
 
 @pytest.mark.long("penstock-read_a_stream")
-@pytest.mark.parametrize("run", [read_a_table, read_a_stream, tell_persistent_workers_of_epochs])
-def test_a_dataset_gives_torchs_batches(
+@pytest.mark.parametrize("run", [read_a_table, read_a_stream, set_epochs_of_persistent_workers])
+def test_dataset_batches_match_torch(
     run: Callable[[], Any],
     same_as_torch: Callable[..., Any],
     assert_used: Callable[[Any], None],
@@ -73,12 +73,12 @@ def sizes_of_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.usefixtures("loader_name")
-def test_a_batch_is_read_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_is_read_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sizes_of_reads(monkeypatch) == [10, 10, 4]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_stream_is_resumed_by_its_own_state(workers: int) -> None:
+def test_stream_resumes_from_its_own_state(workers: int) -> None:
     def make() -> Any:
         stream = make_table().to_iterable_dataset(num_shards=4).with_format("torch")
         return penstock.DataLoader(stream, batch_size=5, num_workers=workers)

@@ -39,7 +39,7 @@ def read_graphs() -> tuple[Any, Any]:
     return batches, loader
 
 
-def test_a_library_imported_before_goes_on_with_torchs_iterator(
+def test_library_imported_before_install_uses_the_torch_iterator(
     same_as_torch: Callable[..., Any],
 ) -> None:
     """Its classes were made from torch's. They remain torch loaders for any check."""
@@ -59,7 +59,7 @@ GRAPHS = """
 
 
 @pytest.mark.long
-def test_a_library_imported_after_gives_torchs_batches_through_penstock(tmp_path: Path) -> None:
+def test_library_imported_under_penstock_run_matches_torch(tmp_path: Path) -> None:
     runs = {}
     for name, command in (("torch", PYTHON), ("penstock", PENSTOCK_RUN)):
         runs[name], iterator = run_program(command, GRAPHS, tmp_path).splitlines()

@@ -62,7 +62,7 @@ def run_through() -> tuple[Any, Any]:
 @pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("run", [run_through, run_and_resume])
-def test_an_engine_gives_torchs_batches_and_losses(
+def test_engine_batches_and_losses_match_torch(
     run: Callable[[], Any],
     same_as_torch: Callable[..., Any],
     assert_used: Callable[[Any], None],
@@ -72,14 +72,14 @@ def test_an_engine_gives_torchs_batches_and_losses(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("loader_name")
-def test_a_resumed_run_yields_the_samples_of_one_that_was_not_stopped() -> None:
+def test_resumed_run_yields_the_samples_of_an_unbroken_run() -> None:
     """Not the noise in them: ignite seeds workers by the place where a run starts."""
     through, resumed = (run()[0] for run in (run_through, run_and_resume))
     assert [labels for _, labels, _ in resumed] == [labels for _, labels, _ in through]
 
 
 @pytest.mark.usefixtures("loader_name")
-def test_options_of_penstock_are_kept_when_a_loader_is_made_anew() -> None:
+def test_penstock_options_survive_loader_rebuilding() -> None:
     engine, records = make_engine(lambda batch: None)
     engine.run(penstock.DataLoader(Noisy(), batch_size=4, device="cpu"), max_epochs=1)
     assert engine.state.dataloader.device == "cpu"

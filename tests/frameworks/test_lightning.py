@@ -85,7 +85,7 @@ def train_with_fabric() -> tuple[Any, Any]:
 
 @pytest.mark.long("penstock-train_with_fabric")
 @pytest.mark.parametrize("run", [fit_a_loader, fit_a_module_with_its_data, train_with_fabric])
-def test_training_gives_torchs_losses(
+def test_training_losses_match_torch(
     run: Callable[[], Any],
     same_as_torch: Callable[..., Any],
     assert_used: Callable[[Any], None],
@@ -101,7 +101,7 @@ class LabelledBefore(DataLoader[Any]):
         self.given_label = label
 
 
-def test_a_loader_made_in_a_hook_is_made_anew_from_its_call(loader_name: str) -> None:
+def test_loader_made_in_a_hook_is_rebuilt_from_its_call(loader_name: str) -> None:
     class LabelledAfter(DataLoader[Any]):
         def __init__(self, label: str, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
@@ -117,7 +117,7 @@ def test_a_loader_made_in_a_hook_is_made_anew_from_its_call(loader_name: str) ->
 
 
 @pytest.mark.usefixtures("loader_name")
-def test_what_lightning_patches_on_classes_it_takes_off_again() -> None:
+def test_lightning_patches_of_classes_are_undone() -> None:
     classes = (*TORCHS, penstock.DataLoader, DataLoader, LabelledBefore)
     names = ("__init__", "__setattr__", "__delattr__")
     before = [getattr(kind, name) for kind in classes for name in names]
@@ -129,7 +129,7 @@ def test_what_lightning_patches_on_classes_it_takes_off_again() -> None:
 
 @pytest.mark.parametrize("in_a_hook", [False, True])
 @pytest.mark.usefixtures("loader_name")
-def test_options_of_penstock_are_kept_when_a_loader_is_made_anew(in_a_hook: bool) -> None:
+def test_penstock_options_survive_loader_rebuilding(in_a_hook: bool) -> None:
     def make() -> penstock.DataLoader[Any]:
         return penstock.DataLoader(Noisy(), batch_size=2, device="cpu", num_workers=1)
 
@@ -146,7 +146,7 @@ def test_options_of_penstock_are_kept_when_a_loader_is_made_anew(in_a_hook: bool
 
 
 @pytest.mark.usefixtures("loader_name")
-def test_a_loader_made_anew_still_chooses_its_workers() -> None:
+def test_rebuilt_loader_keeps_automatic_workers() -> None:
     loader: Any = penstock.DataLoader(
         Noisy(), batch_size=2, num_workers="auto", seeding="batch", shuffle=True
     )
@@ -208,7 +208,7 @@ RANKS = """
 
 
 @pytest.mark.long
-def test_two_ranks_share_the_data_and_get_torchs_losses(tmp_path: Path) -> None:
+def test_two_ranks_share_the_data_and_match_torch_losses(tmp_path: Path) -> None:
     reports = [json.loads(out.splitlines()[-1]) for out in run_ranks(RANKS, tmp_path)]
     for report in reports:
         for ours, torchs in zip(report["penstock"], report["torch"], strict=True):
@@ -231,7 +231,7 @@ class Seen(Tiny):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_checkpoint_in_the_middle_of_an_epoch_resumes_there(workers: int, tmp_path: Path) -> None:
+def test_checkpoint_within_an_epoch_resumes_there(workers: int, tmp_path: Path) -> None:
     """Torch's loader restarts the epoch, and the batches at its end are left out."""
 
     def fit(steps: int, checkpoint: Path | None) -> list[Any]:

@@ -54,7 +54,7 @@ def test_every_example_is_in_the_list_with_a_command() -> None:
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
-def test_an_example_is_complete_and_short(name: str) -> None:
+def test_example_is_complete_and_short(name: str) -> None:
     lines = (EXAMPLES / name).read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 60
     assert re.fullmatch(r'""".*\.', lines[1]), "it starts with a sentence on what it shows"
@@ -64,7 +64,7 @@ def test_an_example_is_complete_and_short(name: str) -> None:
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OUTPUTS)
-def test_the_command_of_the_list_runs_the_example(name: str, tmp_path: Path) -> None:
+def test_listed_command_runs_the_example(name: str, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir(mode=0o700)
     environment = {
         **os.environ,

@@ -78,7 +78,7 @@ def expected() -> dict[int, list[float]]:
 
 @pytest.mark.long("accelerate_launch", "hf_trainer", "lightning_ddp", "fsdp2")
 @pytest.mark.parametrize("name", [name for name in WAYS if name != "ddp"])
-def test_an_example_has_the_losses_of_ddp(
+def test_example_has_the_losses_of_ddp(
     name: str, expected: dict[int, list[float]], tmp_path: Path
 ) -> None:
     given = ["--output", str(tmp_path / "saved")] if name == "hf_trainer" else []
@@ -87,7 +87,7 @@ def test_an_example_has_the_losses_of_ddp(
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", WAYS)
-def test_an_example_goes_on_in_mid_epoch(
+def test_example_resumes_within_an_epoch(
     name: str, expected: dict[int, list[float]], tmp_path: Path
 ) -> None:
     saved = [WAYS[name][1], str(tmp_path / "saved")]
@@ -102,7 +102,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     yield from pool_of(tmp_path, monkeypatch)
 
 
-def test_torchtitans_loader_reads_from_a_pool_and_goes_on_with_other_ranks(
+def test_torchtitan_loader_uses_a_pool_and_resumes_with_other_ranks(
     pool: PoolProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip(

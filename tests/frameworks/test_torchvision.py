@@ -69,7 +69,7 @@ CLASSIFICATION = """
 
 @pytest.mark.long("distributed", "alone")
 @pytest.mark.parametrize("options", ["", "--distributed"], ids=["alone", "distributed"])
-def test_a_training_script_prints_the_losses_it_prints_under_python(
+def test_training_script_prints_the_same_losses_under_penstock(
     options: str, tmp_path: Path
 ) -> None:
     runs = {}

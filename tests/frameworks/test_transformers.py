@@ -72,7 +72,7 @@ def train() -> tuple[Any, Any]:
     return (losses, weights), trainer.callback_handler.train_dataloader.base_dataloader
 
 
-def test_a_trainer_gives_torchs_losses_and_weights(
+def test_trainer_losses_and_weights_match_torch(
     same_as_torch: Callable[..., Any], assert_used: Callable[[Any], None]
 ) -> None:
     assert_used(same_as_torch(train))

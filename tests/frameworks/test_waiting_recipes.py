@@ -222,7 +222,7 @@ def test_trainer_logs_waiting_to_wandb(tmp_path: Path, offline: None, installed:
     assert len(wandb_scalars(tmp_path)[name]) >= 4
 
 
-def test_a_loop_of_ones_own_logs_to_tensorboard(
+def test_custom_loop_logs_waiting_to_tensorboard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
@@ -235,7 +235,7 @@ def test_a_loop_of_ones_own_logs_to_tensorboard(
     assert len(scalars_in(tmp_path)[SHARE]) == 4
 
 
-def test_lightnings_bar_shows_waiting(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lightning_progress_bar_shows_waiting(capsys: pytest.CaptureFixture[str]) -> None:
     bar = names_of(PAGE, "Lightning's bar")["WaitingBar"]
     fit(bar(), logger=False)
     shown = capsys.readouterr()

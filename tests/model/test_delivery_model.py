@@ -85,14 +85,14 @@ BOUNDS = {
     "processes of jobs die and *",
 )
 @pytest.mark.parametrize("bounds", BOUNDS)
-def test_every_run_is_safe_and_ends_with_all_delivered(tmp_path: Path, bounds: str) -> None:
+def test_every_run_is_safe_and_delivers_all_batches(tmp_path: Path, bounds: str) -> None:
     found = search(tmp_path, BOUNDS[bounds])
     assert found.error == ""
     assert found.state_count > 10_000, "the model has lost its choices"
 
 
 @pytest.mark.long
-def test_no_run_goes_round_in_circles_without_delivering(tmp_path: Path) -> None:
+def test_no_run_loops_without_delivering(tmp_path: Path) -> None:
     assert search(tmp_path, [], liveness=True).error == ""
 
 
@@ -118,7 +118,7 @@ STUCK = "invalid end state"
         ("DEATH_BEHIND_A_GAP_IS_LOST", [*DEADLY, "CREDIT=2", "LOSSES=1"], "processes_lost"),
     ],
 )
-def test_a_mutant_is_caught(tmp_path: Path, mutant: str, bounds: list[str], error: str) -> None:
+def test_mutant_is_detected(tmp_path: Path, mutant: str, bounds: list[str], error: str) -> None:
     found = search(tmp_path, [mutant, *bounds], to_the_end=False)
     assert found.error, f"nothing was found in {found.state_count} states"
     assert error in found.error

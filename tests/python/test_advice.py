@@ -17,7 +17,7 @@ from penstock.tuning.observation import LoaderSettings, MadeBatch, Observation
 MB = 1e6
 
 
-def seen(limit: Limit) -> Observation:
+def observation_with(limit: Limit) -> Observation:
     """The measurements of a program with this bottleneck."""
     return replace(EVEN, **CASES[limit])
 
@@ -82,29 +82,29 @@ CASES: dict[Limit, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("limit", list(Limit))
-def test_what_limits_a_program_is_named(limit: Limit) -> None:
-    found = diagnose(seen(limit))
+def test_diagnosis_names_the_bottleneck(limit: Limit) -> None:
+    found = diagnose(observation_with(limit))
 
     assert found.limit is limit
     assert found.reason.endswith(".")
 
 
-def test_a_program_that_does_not_wait_is_left_alone() -> None:
-    advice = advise(seen(Limit.TRAINER))
+def test_compute_bound_program_gets_no_settings_change() -> None:
+    advice = advise(observation_with(Limit.TRAINER))
 
     assert all(change.settings is None for change in advice.changes)
 
 
-def test_a_dataset_that_waits_gets_threads_before_workers() -> None:
-    first = advise(seen(Limit.STORAGE)).changes[0]
+def test_storage_bound_dataset_gets_threads_before_workers() -> None:
+    first = advise(observation_with(Limit.STORAGE)).changes[0]
 
     assert first.settings is not None
     assert first.settings.fetch_threads > 1
     assert "thread-safe" in first.note
 
 
-def test_few_workers_become_more() -> None:
-    first = advise(seen(Limit.WORKERS)).changes[0]
+def test_too_few_workers_lead_to_more_workers() -> None:
+    first = advise(observation_with(Limit.WORKERS)).changes[0]
 
     assert first.settings is not None
     assert first.settings.num_workers == 2
@@ -112,31 +112,31 @@ def test_few_workers_become_more() -> None:
     assert first.predicted_step_s < 0.03
 
 
-def test_workers_that_are_started_anew_stay() -> None:
-    first = advise(seen(Limit.WORKER_START)).changes[0]
+def test_restarted_workers_become_persistent() -> None:
+    first = advise(observation_with(Limit.WORKER_START)).changes[0]
 
     assert first.settings is not None
     assert first.settings.persistent_workers
 
 
-def test_cpus_that_are_busy_are_had_on_other_machines() -> None:
-    advice = advise(seen(Limit.DATASET))
+def test_busy_cpus_lead_to_pool_advice() -> None:
+    advice = advise(observation_with(Limit.DATASET))
 
     pool = next(change for change in advice.changes if "a pool of" in change.text)
     assert pool.text.startswith("a pool of 8 workers")
     assert pool.predicted_step_s == pytest.approx(0.0105, rel=0.1)
 
 
-def test_an_order_that_follows_from_the_workers_stays_unless_it_may_change() -> None:
-    stream = replace(seen(Limit.WORKERS), order_of_workers=True, takes_threads=False)
+def test_worker_dependent_order_fixes_worker_count_unless_allowed() -> None:
+    stream = replace(observation_with(Limit.WORKERS), order_of_workers=True, takes_threads=False)
 
     assert {one.num_workers for one in possible_settings(stream)} == {1}
     assert {one.num_workers for one in possible_settings(stream, True)} > {1, 2}
     assert any("seeding='batch'" in change.text for change in advise(stream).changes)
 
 
-def test_threads_are_left_alone_where_a_dataset_cannot_have_them() -> None:
-    stream = replace(seen(Limit.STORAGE), takes_threads=False)
+def test_dataset_without_thread_support_gets_no_threads() -> None:
+    stream = replace(observation_with(Limit.STORAGE), takes_threads=False)
 
     assert {one.fetch_threads for one in possible_settings(stream)} == {1}
 
@@ -190,7 +190,7 @@ OBSERVATIONS = st.builds(
 @pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(OBSERVATIONS)
-def test_whatever_was_seen_there_is_advice_in_words(found: Observation) -> None:
+def test_any_observation_yields_readable_advice(found: Observation) -> None:
     advice = advise(found)
 
     assert isinstance(advice.diagnosis.limit, Limit)
@@ -203,7 +203,7 @@ def test_whatever_was_seen_there_is_advice_in_words(found: Observation) -> None:
 @pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(OBSERVATIONS)
-def test_no_option_that_changes_the_order_is_tried_unless_it_may_be(found: Observation) -> None:
+def test_settings_that_change_the_order_are_not_proposed(found: Observation) -> None:
     for one in possible_settings(found):
         assert one.in_order == found.settings.in_order
         assert one.seeding == found.settings.seeding
@@ -214,7 +214,7 @@ def test_no_option_that_changes_the_order_is_tried_unless_it_may_be(found: Obser
 @pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(OBSERVATIONS)
-def test_batches_ahead_fit_a_part_of_the_memory_or_stay_as_they_are(found: Observation) -> None:
+def test_changed_prefetch_fits_a_quarter_of_free_memory(found: Observation) -> None:
     for one in possible_settings(found):
         if one.prefetch_factor != found.settings.prefetch_factor and found.memory_free_bytes:
             assert one.ahead * found.batch_bytes <= found.memory_free_bytes / 4
@@ -223,7 +223,7 @@ def test_batches_ahead_fit_a_part_of_the_memory_or_stay_as_they_are(found: Obser
 @pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(OBSERVATIONS)
-def test_the_first_promises_no_more_than_a_little_less_than_the_best(found: Observation) -> None:
+def test_first_choice_is_within_4_percent_of_the_fastest(found: Observation) -> None:
     rated = best_first(found, list(possible_settings(found)))
 
     assert rated[0][0] <= 1.04 * min(predicted_s for predicted_s, _ in rated) + 1e-12

@@ -8,31 +8,31 @@ import random
 from penstock.ranks.steps import AgreedSteps, Announcement, agree
 
 
-def test_a_step_is_agreed_once_every_rank_is_sure_of_its_batch() -> None:
+def test_step_is_agreed_once_every_rank_announces_it() -> None:
     agreed = agree([Announcement(3), Announcement(1), Announcement(2)])
     assert [agreed.is_taken(step) for step in range(3)] == [True, None, None]
 
 
-def test_the_end_is_that_of_the_rank_with_the_fewest_batches() -> None:
+def test_agreement_ends_with_the_shortest_rank() -> None:
     agreed = agree([Announcement(2), Announcement(2, 2), Announcement(4, 5)])
     assert (agreed.end, agreed.ended_rank) == (2, 1)
     assert [agreed.is_taken(step) for step in (1, 2, 3)] == [True, False, False]
 
 
-def test_a_rank_that_left_is_named_and_its_batches_stay_sure() -> None:
+def test_departed_rank_is_named_and_its_steps_stay_agreed() -> None:
     agreed = agree([Announcement(3), Announcement(2, None, has_left=True)])
     assert agreed.left_rank == 1
     assert [agreed.is_taken(step) for step in (1, 2)] == [True, None]
 
 
-def test_words_are_the_same_after_their_way_through_the_store() -> None:
+def test_announcements_and_agreements_round_trip_as_text() -> None:
     for word in (Announcement(), Announcement(7, 9), Announcement(3, 0, True)):
         assert Announcement.from_text(word.to_text().encode()) == word
     for agreed in (AgreedSteps(), AgreedSteps(3, 4, 0, None), AgreedSteps(3, None, None, 2)):
         assert AgreedSteps.from_text(agreed.to_text().encode()) == agreed
 
 
-def test_ranks_that_read_the_agreement_at_any_time_take_the_same_steps() -> None:
+def test_agreements_read_at_any_time_are_consistent() -> None:
     """Agreements made of words of any age never contradict one another."""
     chooser = random.Random(5)
     for _ in range(300):

@@ -57,13 +57,13 @@ def outcome(loader_class: Any, name: str, value: Any) -> Any:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("name", "value"), CASES, ids=repr)
-def test_an_argument_is_taken_as_torch_takes_it(name: str, value: Any) -> None:
+def test_argument_types_are_accepted_as_by_torch(name: str, value: Any) -> None:
     expected = outcome(torch.utils.data.DataLoader, name, value)
     assert outcome(DataLoader, name, value) == expected
 
 
 @pytest.mark.parametrize("value", ["many", "Auto", "4"])
-def test_a_num_workers_that_is_a_word_is_refused_by_name(value: Any) -> None:
+def test_unknown_num_workers_string_is_rejected(value: Any) -> None:
     with pytest.raises((TypeError, ValueError)) as raised:
         DataLoader(ROWS, num_workers=value)
     assert "num_workers" in str(raised.value) and repr(value) in str(raised.value)

@@ -54,7 +54,7 @@ def pool_of_worker(method: str) -> str:
 
 @pytest.mark.long("spawn")
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_a_worker_has_arrow_allocate_by_malloc(
+def test_worker_makes_arrow_allocate_by_malloc(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ARROW_DEFAULT_MEMORY_POOL", raising=False)
@@ -64,7 +64,7 @@ def test_a_worker_has_arrow_allocate_by_malloc(
     assert "ARROW_DEFAULT_MEMORY_POOL" not in os.environ
 
 
-def test_a_pool_of_arrows_that_the_program_has_chosen_stays(
+def test_arrow_pool_chosen_by_the_program_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("ARROW_DEFAULT_MEMORY_POOL", "mimalloc")
@@ -73,7 +73,7 @@ def test_a_pool_of_arrows_that_the_program_has_chosen_stays(
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_rows_of_parquet_cost_less_than_one_page_fault_per_megabyte(
+def test_parquet_rows_take_under_one_page_fault_per_megabyte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the workers, which had 3.3 because Arrow's allocator returns its memory."""

@@ -39,7 +39,7 @@ SENTENCE = re.compile(
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("is_persistent", [False, True])
-def test_a_dataset_that_waits_gets_more_workers_and_the_log_says_why(
+def test_waiting_dataset_gets_more_workers_and_a_logged_reason(
     is_persistent: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_tuner, "cpu_seconds", lambda pids: 0.0)
@@ -59,7 +59,7 @@ def test_a_dataset_that_waits_gets_more_workers_and_the_log_says_why(
 
 
 @pytest.mark.slow
-def test_a_dataset_that_computes_gets_no_more_workers_than_cpus(
+def test_compute_bound_dataset_gets_at_most_one_worker_per_cpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # On a busy machine, computing workers are on a CPU for only a part of their time.
@@ -78,14 +78,14 @@ def test_a_dataset_that_computes_gets_no_more_workers_than_cpus(
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_an_iterable_dataset_gets_as_many_workers_as_shards_at_most() -> None:
+def test_iterable_dataset_gets_at_most_one_worker_per_shard() -> None:
     loader = measured(Shard(200, seconds=0.003), 4, batch_size=2, shards=3)
     assert 1 <= loader.num_workers <= 3
     assert loader.worker_choice.limit == 3
 
 
 @pytest.mark.slow
-def test_idle_workers_are_sent_away(caplog: pytest.LogCaptureFixture) -> None:
+def test_idle_workers_are_removed(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "penstock")
     loader: Any = DataLoader(Augmented(), batch_size=2, num_workers="auto", seeding="batch")
     loader.num_workers = AutomaticCount(4)

@@ -22,7 +22,7 @@ from penstock.tuning.process_resources import usable_cpus
 from penstock.tuning.worker_tuner import AutomaticCount
 
 
-def test_the_number_is_an_int_to_everybody() -> None:
+def test_auto_num_workers_is_an_int_to_programs() -> None:
     loader = DataLoader(Augmented(), num_workers="auto", seeding="batch")
     assert isinstance(loader.num_workers, int) and loader.num_workers >= 1
     assert f"{loader.num_workers} {json.dumps(loader.num_workers)}" == "{0} {0}".format(
@@ -40,7 +40,7 @@ def test_the_number_is_an_int_to_everybody() -> None:
     assert list(asking) == [True] * 4
 
 
-def test_a_number_assigned_later_ends_the_choosing() -> None:
+def test_assigning_num_workers_disables_automatic_tuning() -> None:
     loader: Any = automatic(Augmented(), [1, 2, 3], batch_size=2)
     loader.num_workers = 2
     counts: list[int] = []
@@ -58,7 +58,7 @@ def public_attributes(loader: Any) -> dict[str, Any]:
     return attributes
 
 
-def test_a_loader_made_anew_from_the_attributes_chooses_too() -> None:
+def test_loader_rebuilt_from_attributes_stays_automatic() -> None:
     loader: Any = automatic(Augmented(), [], prefetch_factor=3)
     loader.num_workers = AutomaticCount(50)
     with warnings.catch_warnings():
@@ -72,7 +72,7 @@ def test_a_loader_made_anew_from_the_attributes_chooses_too() -> None:
     assert set(counts) >= {1, 2, 3}
 
 
-def test_without_batch_seeding_the_number_of_such_a_loader_is_a_plain_one() -> None:
+def test_copied_count_without_batch_seeding_is_a_plain_int() -> None:
     """Accelerate copies torch's options and leaves out penstock's."""
     loader = DataLoader(Augmented(), num_workers="auto", seeding="batch")
     again = DataLoader(Augmented(), num_workers=loader.num_workers, prefetch_factor=2)
@@ -81,7 +81,7 @@ def test_without_batch_seeding_the_number_of_such_a_loader_is_a_plain_one() -> N
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
-def test_a_copy_chooses_by_itself(copied: Any) -> None:
+def test_copied_loader_tunes_independently(copied: Any) -> None:
     loader: Any = automatic(Augmented(), [3], batch_size=2, shuffle=True)
     expected = stream(loader)
     assert int(loader.num_workers) == 3
@@ -127,7 +127,7 @@ class StatefulRows(Augmented):
         ({"seeding": "batch", "fetch_threads": 0}, ValueError, "fetch_threads is 0"),
     ],
 )
-def test_what_cannot_be_chosen_for_is_refused(
+def test_auto_num_workers_is_rejected_with_incompatible_options(
     options: dict[str, Any], kind: type[Exception], words: str
 ) -> None:
     error = error_of(
@@ -138,7 +138,7 @@ def test_what_cannot_be_chosen_for_is_refused(
 
 
 @pytest.mark.parametrize("number", ["many", "AUTO", "", "2"])
-def test_another_word_is_told_what_it_can_be(number: Any) -> None:
+def test_unknown_num_workers_string_is_rejected(number: Any) -> None:
     """The error was that '<' is not supported between instances of 'str' and 'int'. Its type is the
     same as torch's."""
     error = error_of(lambda: DataLoader(Augmented(), num_workers=number, seeding="batch"))
@@ -148,13 +148,13 @@ def test_another_word_is_told_what_it_can_be(number: Any) -> None:
 
 
 @pytest.mark.parametrize("number", [b"auto", None, [2]])
-def test_what_is_no_word_either_is_torchs_error(number: Any) -> None:
+def test_num_workers_of_wrong_type_raises_torch_error(number: Any) -> None:
     error = error_of(lambda: DataLoader(Augmented(), num_workers=number, seeding="batch"))
     torchs = error_of(lambda: torch.utils.data.DataLoader(Augmented(), num_workers=number))
     assert describe(error) == describe(torchs)
 
 
-def test_what_is_assigned_later_is_looked_at_by_iter() -> None:
+def test_iter_checks_attributes_assigned_after_construction() -> None:
     loader: Any = DataLoader(Augmented(), num_workers="auto", seeding="batch")
     loader.seeding = None
     assert "pass it, or a number of workers" in str(error_of(lambda: iter(loader)))

@@ -91,7 +91,7 @@ class StatefulSampler:
     ],
 )
 @pytest.mark.parametrize("is_persistent", [False, True])
-def test_changes_in_the_middle_of_epochs_are_not_to_be_seen(make: Any, is_persistent: bool) -> None:
+def test_worker_count_changes_within_epochs_keep_the_stream(make: Any, is_persistent: bool) -> None:
     torch.manual_seed(3)
     options = {"dataset": Augmented(), "persistent_workers": is_persistent, **make()}
     expected = stream(DataLoader(seeding="batch", num_workers=2, **options))
@@ -107,7 +107,7 @@ def test_changes_in_the_middle_of_epochs_are_not_to_be_seen(make: Any, is_persis
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_workers_that_are_not_forked_are_changed_too(method: str) -> None:
+def test_worker_count_changes_with_spawn_and_forkserver(method: str) -> None:
     options: Any = {"batch_size": 2, "shuffle": True}
     expected = stream(DataLoader(Augmented(), seeding="batch", **options), 1)
     counts: list[int] = []
@@ -117,7 +117,7 @@ def test_workers_that_are_not_forked_are_changed_too(method: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_batch_of_microseconds_is_measured_in_bounded_memory() -> None:
+def test_measurements_of_tiny_batches_use_bounded_memory() -> None:
     loader: Any = DataLoader(
         TensorDataset(torch.zeros(60_000)), num_workers="auto", seeding="batch", batch_size=2
     )
@@ -133,7 +133,7 @@ def test_a_batch_of_microseconds_is_measured_in_bounded_memory() -> None:
     [{"dataset": Shard(), "shards": 3}, {"dataset": Augmented(), "in_order": False}],
     ids=["iterable", "free order"],
 )
-def test_between_epochs_the_number_changes_where_it_cannot_within_one(
+def test_worker_count_changes_between_epochs_if_not_within(
     options: dict[str, Any], is_persistent: bool
 ) -> None:
     options = {**options, "batch_size": 2, "persistent_workers": is_persistent}
@@ -150,7 +150,7 @@ def test_between_epochs_the_number_changes_where_it_cannot_within_one(
 
 
 @pytest.mark.long
-def test_an_abandoned_epoch_leaves_nothing_to_the_next() -> None:
+def test_abandoned_epochs_do_not_affect_later_ones() -> None:
     def stream_with_a_break(loader: Any) -> list[Any]:
         torch.manual_seed(2)
         seen = []
@@ -168,7 +168,7 @@ def test_an_abandoned_epoch_leaves_nothing_to_the_next() -> None:
         assert stream_with_a_break(loader) == stream_with_a_break(fixed)
 
 
-def test_an_older_iterator_goes_on_with_the_workers_that_it_has() -> None:
+def test_older_iterator_keeps_its_workers() -> None:
     loader = automatic(Augmented(), [3, 2], batch_size=2)
     torch.manual_seed(5)
     first, second = iter(loader), iter(loader)
@@ -179,13 +179,13 @@ def test_an_older_iterator_goes_on_with_the_workers_that_it_has() -> None:
     assert int(loader.num_workers) == 2
 
 
-def test_an_iterator_outlives_its_loader() -> None:
+def test_iterator_outlives_its_loader() -> None:
     assert len(list(iter(automatic(Augmented(), [3, 2], batch_size=2)))) == 30
 
 
 @pytest.mark.long("None")
 @pytest.mark.parametrize("sampler", [None, OneWay, StatefulSampler])
-def test_a_state_taken_after_a_change_resumes_with_any_number(sampler: Any) -> None:
+def test_state_after_worker_change_resumes_with_any_worker_count(sampler: Any) -> None:
     def options() -> dict[str, Any]:
         chosen = {"shuffle": True} if sampler is None else {"sampler": sampler()}
         return {"batch_size": 2, **chosen}
@@ -206,7 +206,7 @@ def test_a_state_taken_after_a_change_resumes_with_any_number(sampler: Any) -> N
 
 
 @pytest.mark.long
-def test_batches_that_are_kept_stay_as_they_were() -> None:
+def test_kept_batches_survive_worker_count_changes() -> None:
     torch.manual_seed(4)
     kept = list(automatic(Augmented(200), [3, 1, 2, 3, 1, 2], batch_size=2, shuffle=True))
     torch.manual_seed(4)
@@ -214,7 +214,7 @@ def test_batches_that_are_kept_stay_as_they_were() -> None:
     assert [describe(batch) for batch in kept] == [describe(batch) for batch in fixed]
 
 
-def test_stats_add_up_over_the_changes() -> None:
+def test_stats_accumulate_across_worker_count_changes() -> None:
     loader = automatic(Augmented(), [3, 1, 2], batch_size=2)
     for epoch in (1, 2):
         assert len(list(loader)) == 30
@@ -241,7 +241,7 @@ def refuse() -> None:
 
 
 @pytest.mark.long
-def test_workers_that_cannot_be_started_are_done_without(
+def test_loader_continues_when_workers_cannot_start(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     options: Any = {"batch_size": 2, "shuffle": True}

@@ -44,7 +44,7 @@ def lies_in_an_arena(tensor: torch.Tensor) -> bool:
     ],
     ids=["tensor dataset", "numbers", "tensors", "arrays"],
 )
-def test_a_collated_batch_is_delivered_where_the_worker_wrote_it(dataset: Any) -> None:
+def test_collated_batch_is_delivered_without_a_copy(dataset: Any) -> None:
     for batch in DataLoader(dataset, batch_size=1024, num_workers=2):
         (tensor,) = batch if isinstance(batch, list) else (batch,)
         assert lies_in_an_arena(tensor)
@@ -65,7 +65,7 @@ def table_row(index: int) -> dict[str, Any]:
     return {"dense": dense, "weight": np.float32(index), "seen": np.bool_(index % 2), **columns}
 
 
-def test_rows_of_numpy_are_collated_in_the_slab_without_a_tensor_for_each_value() -> None:
+def test_numpy_rows_are_collated_without_per_value_tensors() -> None:
     """A batch of 4,096 rows of 39 numpy scalars took 25 ms, and one of arrays 13 ms."""
     loader = DataLoader(
         Computed(100, table_row),
@@ -86,7 +86,7 @@ def two_large(samples: Any) -> Any:
     return default_collate(samples), default_collate(samples)
 
 
-def test_a_collate_that_does_not_fit_its_slab_makes_it_grow() -> None:
+def test_oversized_collate_output_grows_the_slab() -> None:
     """Its tensors were fresh shared memory in every batch, and the kernel cleared their pages."""
     dataset = Computed(16, lambda index: torch.full((300_000,), float(index)))
     loader = DataLoader(dataset, batch_size=2, num_workers=1, collate_fn=two_large)
@@ -96,13 +96,13 @@ def test_a_collate_that_does_not_fit_its_slab_makes_it_grow() -> None:
         assert step == 0 or all(lies_in_an_arena(part) for part in batch)
 
 
-def test_tensors_of_a_batch_are_aligned_to_cache_lines() -> None:
+def test_batch_tensors_are_aligned_to_cache_lines() -> None:
     dataset = Computed(12, lambda index: [torch.ones(k) for k in range(1, 9)])
     for batch in DataLoader(dataset, batch_size=3, num_workers=1):
         assert [part.data_ptr() % 64 for part in batch] == [0] * 8
 
 
-def test_one_arena_is_mapped_for_each_worker() -> None:
+def test_one_arena_is_mapped_per_worker() -> None:
     mapped_before = arena_ranges()  # of a test that failed, for example
     loader = DataLoader(Computed(60, number), batch_size=2, num_workers=2)
     iterator = iter(loader)
@@ -112,7 +112,7 @@ def test_one_arena_is_mapped_for_each_worker() -> None:
     assert loader.stats().arenas == 2
 
 
-def test_views_of_one_tensor_come_as_tensors_of_their_own() -> None:
+def test_views_of_one_tensor_arrive_as_separate_tensors() -> None:
     """Torch's workers keep them one; here each has a storage of exactly its bytes."""
 
     def views(index: int) -> list[torch.Tensor]:
@@ -136,7 +136,7 @@ RIGHT_WHERE_TORCH_IS_NOT: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", RIGHT_WHERE_TORCH_IS_NOT)
-def test_values_are_kept_where_torchs_workers_lose_them(name: str) -> None:
+def test_values_that_torch_workers_lose_are_kept(name: str) -> None:
     """Torch's workers drop the conjugation and the sign, and break quantised tensors."""
     make = RIGHT_WHERE_TORCH_IS_NOT[name]
     (batch,) = list(DataLoader(Computed(1, lambda _: make()), batch_size=None, num_workers=1))
@@ -165,7 +165,7 @@ UNSENDABLE: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("name", UNSENDABLE)
 @pytest.mark.filterwarnings("ignore:Named tensors")
-def test_what_cannot_be_sent_is_an_error_of_its_batch_and_the_stream_goes_on(name: str) -> None:
+def test_unsendable_batch_raises_and_the_stream_continues(name: str) -> None:
     """Torch's loader waits for ever on it."""
     make, text = UNSENDABLE[name]
     dataset = Computed(4, lambda index: make(index) if index == 1 else number(index))
@@ -189,7 +189,7 @@ def refuse() -> Any:
     raise LookupError("cannot be read back")
 
 
-def test_what_cannot_be_read_back_is_an_error_of_its_batch_and_the_stream_goes_on() -> None:
+def test_unloadable_batch_raises_and_the_stream_continues() -> None:
     dataset = Computed(3, lambda index: Unloadable() if index == 1 else number(index))
     loader = DataLoader(dataset, batch_size=None, num_workers=1, collate_fn=as_is)
     iterator = iter(loader)
@@ -261,7 +261,7 @@ def seen_by(loader_class: type, arguments: dict[str, Any]) -> list[Any]:
 @pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("arrange", [in_batches, one_by_one])
-def test_random_nests_arrive_as_with_torch(arrange: Any, seed: int) -> None:
+def test_random_nested_samples_match_torch(arrange: Any, seed: int) -> None:
     """Samples of one batch share the same nest, with one exception in eight."""
 
     def samples(case: int) -> Any:

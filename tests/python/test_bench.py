@@ -61,7 +61,7 @@ def bench_module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 )
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_each_case_writes_a_line_for_each_figure(case: str, tmp_path: Path) -> None:
+def test_each_loader_case_writes_complete_records(case: str, tmp_path: Path) -> None:
     lines = tmp_path / "figures.jsonl"
     done = run_bench(
         "loader.py", "--quick", "--only", case, "--out", str(lines), "--data", str(tmp_path)
@@ -82,14 +82,14 @@ def test_each_case_writes_a_line_for_each_figure(case: str, tmp_path: Path) -> N
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_an_unknown_case_is_refused_by_name() -> None:
+def test_unknown_case_is_rejected_by_name() -> None:
     done = run_bench("loader.py", "--only", "lagre")
     assert done.returncode == 2
     assert "--only must be one of large, tiny" in done.stderr
     assert "got lagre" in done.stderr
 
 
-def test_a_stream_with_one_other_bit_is_told_by_its_entry(bench_module: ModuleType) -> None:
+def test_single_bit_difference_is_located_in_the_stream(bench_module: ModuleType) -> None:
     import torch
     from torch.utils.data import DataLoader, TensorDataset
 
@@ -107,7 +107,7 @@ def test_a_stream_with_one_other_bit_is_told_by_its_entry(bench_module: ModuleTy
     assert other is not None and other.startswith("entry 2 of 10 differs: torch batch of epoch 0")
 
 
-def test_the_interval_of_the_median_holds_it_and_lies_within_the_values(
+def test_median_interval_contains_the_median_within_the_values(
     bench_module: ModuleType,
 ) -> None:
     figures = pytest.importorskip("figures")
@@ -115,7 +115,7 @@ def test_the_interval_of_the_median_holds_it_and_lies_within_the_values(
     assert 1.0 <= low <= 1.1 <= high <= 1.2
 
 
-def test_what_was_measured_before_a_failure_is_printed(
+def test_measurements_before_a_failure_are_printed(
     bench_module: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     figures = pytest.importorskip("figures")
@@ -144,7 +144,7 @@ def test_shared_tensors_are_timed(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_own_workers_beside_a_pool_are_timed(tmp_path: Path) -> None:
+def test_local_workers_with_a_pool_are_timed(tmp_path: Path) -> None:
     lines = tmp_path / "figures.jsonl"
     command = [sys.executable, str(BENCH / "own_workers.py"), "--quick", "--out", str(lines)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
@@ -178,7 +178,7 @@ def test_samplers_are_measured(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_the_costs_of_states_are_measured(tmp_path: Path) -> None:
+def test_state_costs_are_measured(tmp_path: Path) -> None:
     lines = tmp_path / "figures.jsonl"
     done = run_bench("states.py", "--quick", "--markdown", "--out", str(lines))
     assert done.returncode == 0, done.stderr
@@ -188,7 +188,7 @@ def test_the_costs_of_states_are_measured(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_the_agreement_of_ranks_on_their_steps_is_timed(tmp_path: Path) -> None:
+def test_rank_step_agreement_is_timed(tmp_path: Path) -> None:
     lines = tmp_path / "figures.jsonl"
     done = run_bench("common_steps.py", "--quick", "--markdown", "--out", str(lines))
     assert done.returncode == 0, done.stderr
@@ -198,7 +198,7 @@ def test_the_agreement_of_ranks_on_their_steps_is_timed(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_the_ledger_is_compared_with_known_delays(tmp_path: Path) -> None:
+def test_step_ledger_is_compared_with_known_delays(tmp_path: Path) -> None:
     lines = tmp_path / "figures.jsonl"
     done = run_bench("ledger.py", "--quick", "--markdown", "--out", str(lines))
     assert done.returncode == 0, done.stderr
@@ -219,7 +219,7 @@ def test_tabular_rows_are_timed(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_the_cost_of_watched_steps_is_measured(tmp_path: Path) -> None:
+def test_watched_step_cost_is_measured(tmp_path: Path) -> None:
     lines = tmp_path / "figures.jsonl"
     command = [sys.executable, str(BENCH / "watched_steps.py"), "--quick", "--out", str(lines)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
@@ -234,7 +234,7 @@ def test_the_cost_of_watched_steps_is_measured(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_looks_at_datasets_are_timed(tmp_path: Path) -> None:
+def test_dataset_inspections_are_timed(tmp_path: Path) -> None:
     lines = tmp_path / "figures.jsonl"
     command = [sys.executable, str(BENCH / "dataset_look.py"), "--quick", "--data", str(tmp_path)]
     done = subprocess.run(

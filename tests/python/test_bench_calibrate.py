@@ -30,7 +30,7 @@ def record(figure: str, median: float, **job: float) -> dict[str, Any]:
 # With 2 useful workers a job runs at the pace of its trainer; with 8, at half of it.
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("worker_s", "predicted"), [(0.2, 101.0), (0.8, 201.0)])
-def test_a_job_takes_its_steps_or_its_workers_seconds(
+def test_predicted_job_time_is_bound_by_trainer_or_workers(
     tmp_path: Path, worker_s: float, predicted: float
 ) -> None:
     job = {"arrives_s": 0, "worker_s": worker_s, "step_s": 0.1, "batches": 1000}

@@ -14,7 +14,7 @@ from penstock import _pool
 pytestmark = pytest.mark.slow
 
 
-def test_a_curve_rises_by_cpus_up_to_the_step_of_the_gpu(tmp_path: Path) -> None:
+def test_speed_grows_with_cpus_up_to_the_gpu_step(tmp_path: Path) -> None:
     figures = {"worker_s": 0.3, "samples_per_batch": 64, "bytes_per_batch": 640}
     figures["batches_per_s"] = 2.5
     lines = [
@@ -44,7 +44,7 @@ def test_a_curve_rises_by_cpus_up_to_the_step_of_the_gpu(tmp_path: Path) -> None
 
 
 @pytest.mark.long
-def test_workers_of_a_workload_are_measured(tmp_path: Path) -> None:
+def test_worker_curve_of_a_workload_is_measured(tmp_path: Path) -> None:
     table = tmp_path / "profiles.csv"
     quick = ("--quick", "--only", "tiny", "--rounds", "1", "--seconds", "0.5", "--warmup", "0.2")
     out = output_of_bench(

@@ -41,7 +41,7 @@ def workloads(monkeypatch: pytest.MonkeyPatch, on_one_thread: None) -> ModuleTyp
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_workload_has_a_line_for_each_rate_plan_and_ratio(tmp_path: Path) -> None:
+def test_workload_has_rate_plan_and_ratio_records(tmp_path: Path) -> None:
     records = records_of(tmp_path / "cut.jsonl", "--only", "tabular")
     rates = [record for record in records if record["name"] == "cut/tabular/steps_per_s"]
     kinds = [record["parameters"]["kind"] for record in rates]
@@ -66,7 +66,7 @@ def test_a_workload_has_a_line_for_each_rate_plan_and_ratio(tmp_path: Path) -> N
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_the_overhead_has_its_lines(tmp_path: Path) -> None:
+def test_overhead_record_is_complete(tmp_path: Path) -> None:
     lines = tmp_path / "overhead.jsonl"
     records = records_of(lines, "--overhead", "--only", "several_graphs")
     overhead = next(r for r in records if r["name"] == "cut/overhead/several_graphs/overhead_us")
@@ -78,7 +78,7 @@ def test_the_overhead_has_its_lines(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_each_workload_trains_and_has_a_part_to_move(workloads: ModuleType, name: str) -> None:
+def test_each_workload_trains_and_has_movable_operations(workloads: ModuleType, name: str) -> None:
     assert tuple(workloads.WORKLOADS) == WORKLOADS
     workload = workloads.WORKLOADS[name]
     dataset = workload.make_dataset(4)
@@ -95,7 +95,7 @@ def test_each_workload_trains_and_has_a_part_to_move(workloads: ModuleType, name
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_an_unknown_workload_is_refused_by_name() -> None:
+def test_unknown_workload_is_rejected_by_name() -> None:
     done = run_bench("cut.py", "--only", "adio")
     assert done.returncode == 2
     assert "--only must be one of audio, tabular" in done.stderr

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.long
-def test_a_workload_has_a_line_with_the_search_and_the_advice(tmp_path: Path) -> None:
+def test_workload_record_has_search_and_advice(tmp_path: Path) -> None:
     lines = tmp_path / "doctor.jsonl"
 
     shown = output_of_bench(
@@ -30,7 +30,7 @@ def test_a_workload_has_a_line_with_the_search_and_the_advice(tmp_path: Path) ->
     assert "| `nested` |" in shown
 
 
-def test_a_workload_that_is_not_there_is_named() -> None:
+def test_unknown_workload_is_rejected_by_name() -> None:
     done = run_bench("doctor.py", "--only", "tniy")
 
     assert done.returncode == 2

@@ -33,7 +33,7 @@ Path(sys.argv[1]).write_text(
 
 
 @pytest.mark.long
-def test_a_training_has_a_rate_and_the_picture_its_curves(tmp_path: Path) -> None:
+def test_training_rate_and_plot_curves_are_produced(tmp_path: Path) -> None:
     picture = tmp_path / "picture.svg"
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM, str(picture)],

@@ -13,7 +13,7 @@ from bench_runs import run_bench
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_case_has_a_line_for_each_time_and_ratio(tmp_path: Path) -> None:
+def test_case_has_time_and_ratio_records(tmp_path: Path) -> None:
     lines = tmp_path / "executor.jsonl"
     done = run_bench("executor.py", "--quick", "--only", "tabular", "--out", str(lines))
     assert done.returncode == 0, done.stderr
@@ -35,7 +35,7 @@ def test_a_case_has_a_line_for_each_time_and_ratio(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_case_that_is_not_there_is_named() -> None:
+def test_unknown_case_is_rejected_by_name() -> None:
     done = run_bench("executor.py", "--quick", "--only", "tabula")
     assert done.returncode == 2
     assert "--only must be one of audio, tabular," in done.stderr

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.long
-def test_every_case_has_figures(tmp_path: Path) -> None:
+def test_every_case_writes_records(tmp_path: Path) -> None:
     lines = tmp_path / "gpu.jsonl"
     done = run_bench("gpu.py", "--quick", "--device", "cpu", "--out", str(lines))
     assert done.returncode == 0, done.stderr
@@ -35,7 +35,7 @@ def test_every_case_has_figures(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks what happens without a GPU")
-def test_without_a_gpu_it_says_so() -> None:
+def test_missing_gpu_is_reported() -> None:
     done = run_bench("gpu.py", "--quick")
     assert done.returncode == 2
     assert "torch found no CUDA device" in done.stderr
@@ -43,9 +43,7 @@ def test_without_a_gpu_it_says_so() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("parts", [["styles", "loaders"], ["compiled", "pool"], ["rates", "bits"]])
-def test_programs_train_on_the_simulated_gpu_as_with_torch(
-    parts: list[str], tmp_path: Path
-) -> None:
+def test_training_on_the_simulated_gpu_matches_torch(parts: list[str], tmp_path: Path) -> None:
     options = ["--quick", "--device", "simgpu", "--minutes", "20", "--out", str(tmp_path)]
     done = run_bench("gpu_programs.py", *options, "--only", *parts, seconds_max=1300)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -59,7 +57,7 @@ def test_programs_train_on_the_simulated_gpu_as_with_torch(
         assert f"| {row['part']} | {row['case']} |" in (tmp_path / "results.md").read_text()
 
 
-def test_parts_that_were_not_run_are_named_and_the_exit_status_says_so(tmp_path: Path) -> None:
+def test_parts_not_run_are_named_and_fail_the_run(tmp_path: Path) -> None:
     done = run_bench(
         "gpu_programs.py", "checks", "--device", "cpu", "--minutes", "0", "--out", str(tmp_path)
     )
@@ -69,7 +67,7 @@ def test_parts_that_were_not_run_are_named_and_the_exit_status_says_so(tmp_path:
         assert f"| {part} | | | FAILED |" in (tmp_path / "results.md").read_text()
 
 
-def test_the_network_without_torchvision_is_a_resnet50(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_network_without_torchvision_is_a_resnet50(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCH))
     network = pytest.importorskip("gpu_resnet").ResNet50()
     assert sum(parameter.numel() for parameter in network.parameters()) == 25_557_032

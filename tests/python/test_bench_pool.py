@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 MICRO = build_folder() / "bench" / "micro"
 
 
-def why_no_link(monkeypatch: pytest.MonkeyPatch) -> str:
+def no_link_reason(monkeypatch: pytest.MonkeyPatch) -> str:
     """The reason why this machine and user cannot have a link of a given rate; empty if they
     can."""
     monkeypatch.syspath_prepend(BENCH)
@@ -43,7 +43,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.long
-def test_growth_has_a_row_for_each_number_of_workers(tmp_path: Path) -> None:
+def test_growth_has_a_row_per_worker_count(tmp_path: Path) -> None:
     lines, picture = tmp_path / "growth.jsonl", tmp_path / "growth.svg"
     done = run_bench(
         "pool_growth.py", "--quick", "--out", str(lines), "--picture", str(picture)
@@ -61,7 +61,7 @@ def test_growth_has_a_row_for_each_number_of_workers(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_worker_of_several_processes_is_compared_with_one_of_one(tmp_path: Path) -> None:
+def test_split_worker_is_compared_with_a_single_process(tmp_path: Path) -> None:
     lines = tmp_path / "split.jsonl"
     done = run_bench("split_worker.py", "--quick", "--only", "small", "--out", str(lines))
     assert done.returncode == 0, done.stderr
@@ -77,7 +77,7 @@ def test_a_worker_of_several_processes_is_compared_with_one_of_one(tmp_path: Pat
 
 @pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="what a server has open is shown to root alone")
-def test_strangers_are_compared_with_the_rate_without(tmp_path: Path) -> None:
+def test_rate_with_strangers_is_compared_with_the_rate_without(tmp_path: Path) -> None:
     lines = tmp_path / "strangers.jsonl"
     done = run_bench("strangers.py", "--quick", "--out", str(lines))
     assert done.returncode == 0, done.stderr
@@ -92,7 +92,7 @@ def test_strangers_are_compared_with_the_rate_without(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can read a controller's memory")
-def test_soak_counts_after_each_epoch(tmp_path: Path) -> None:
+def test_soak_counts_resources_after_each_epoch(tmp_path: Path) -> None:
     lines = tmp_path / "soak.jsonl"
     done = run_bench("pool_soak.py", "--quick", "--out", str(lines))
     assert done.returncode == 0, done.stderr
@@ -107,7 +107,7 @@ def test_soak_counts_after_each_epoch(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can read a server's memory")
-def test_first_jobs_have_times_and_the_memory_before_and_after(tmp_path: Path) -> None:
+def test_first_jobs_records_have_times_and_memory(tmp_path: Path) -> None:
     lines = tmp_path / "jobs.jsonl"
     done = run_bench("first_jobs.py", "--quick", "--json", str(lines))
     assert done.returncode == 0, done.stderr
@@ -126,7 +126,7 @@ def test_first_jobs_have_times_and_the_memory_before_and_after(tmp_path: Path) -
 
 
 @pytest.mark.long
-def test_the_loader_is_measured_for_each_size(tmp_path: Path) -> None:
+def test_loader_transport_rate_is_measured(tmp_path: Path) -> None:
     lines = tmp_path / "transport.jsonl"
     done = run_bench(
         "pool_transport.py", "--quick", "--only", "4MB", "--loader-only", "--out", str(lines)
@@ -140,7 +140,7 @@ def test_the_loader_is_measured_for_each_size(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.skipif(not MICRO.exists(), reason="the C++ benchmarks are built by make test")
-def test_each_way_of_the_bytes_has_its_ratios(tmp_path: Path) -> None:
+def test_each_transport_has_ratios(tmp_path: Path) -> None:
     lines = tmp_path / "transport.jsonl"
     done = run_bench("pool_transport.py", "--quick", "--only", "4MB", "--out", str(lines))
     assert done.returncode == 0, done.stderr
@@ -150,8 +150,8 @@ def test_each_way_of_the_bytes_has_its_ratios(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_link_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if reason := why_no_link(monkeypatch):
+def test_link_rate_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if reason := no_link_reason(monkeypatch):
         pytest.skip(reason)
     lines = tmp_path / "link.jsonl"
     done = run_bench("pool_transport.py", "--quick", "--only", "link", "--out", str(lines))
@@ -160,7 +160,7 @@ def test_a_link_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert len(rates) == 2 and all(rate["median"] > 0 for rate in rates)
 
 
-def test_a_link_that_cannot_be_had_is_named(tmp_path: Path) -> None:
+def test_unavailable_link_is_reported(tmp_path: Path) -> None:
     command = [sys.executable, str(BENCH / "pool_transport.py"), "--quick", "--only", "link"]
     environment = {**os.environ, "PATH": str(tmp_path)}  # without `ip`
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment)

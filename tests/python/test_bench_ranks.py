@@ -9,7 +9,7 @@ from bench_runs import output_of_bench
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
-def test_restarts_are_counted_with_each_store() -> None:
+def test_restarts_are_counted_per_store() -> None:
     """Failures of torch's rendezvous with the shared store are counted, and are not penstock's
     fault."""
     out = output_of_bench("rank_restarts.py", "--quick", "--markdown", seconds_max=280)

@@ -12,7 +12,7 @@ from bench_runs import run_bench
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_a_case_has_a_row_a_line_for_each_policy_and_bars(tmp_path: Path) -> None:
+def test_case_has_a_row_policy_records_and_bars(tmp_path: Path) -> None:
     lines, picture = tmp_path / "lines.jsonl", tmp_path / "picture.svg"
     trace = str(ROOT / "tests" / "data" / "philly_jobs.csv")
     done = run_bench(
@@ -28,7 +28,7 @@ def test_a_case_has_a_row_a_line_for_each_policy_and_bars(tmp_path: Path) -> Non
     assert len(ElementTree.parse(picture).findall("{*}rect")) == 1 + 7 + 7
 
 
-def test_a_trace_that_is_not_there_ends_it(tmp_path: Path) -> None:
+def test_missing_trace_is_an_error(tmp_path: Path) -> None:
     done = run_bench(
         "simulate.py", "--jobs", str(tmp_path / "none.csv"), "--only", "goal", seconds_max=120
     )

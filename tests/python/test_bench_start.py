@@ -22,7 +22,7 @@ def run_bench(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.long
-def test_a_command_has_a_line_with_its_time_and_its_memory(tmp_path: Path) -> None:
+def test_command_record_has_time_and_memory(tmp_path: Path) -> None:
     names = [
         "python",
         "import_penstock",
@@ -51,7 +51,7 @@ def test_a_command_has_a_line_with_its_time_and_its_memory(tmp_path: Path) -> No
 
 
 @pytest.mark.long
-def test_a_case_that_is_not_there_is_named() -> None:
+def test_unknown_case_is_rejected_by_name() -> None:
     done = run_bench("--only", "statsu")
     assert done.returncode == 2
     assert "--only must be one of python, import_torch," in done.stderr

@@ -197,13 +197,13 @@ def test_change_between_epochs_reaches_an_offloaded_model(
 @pytest.mark.parametrize(
     "change", [c for c in CHANGES if c.is_seen_at_once], ids=lambda change: change.make.__name__
 )
-def test_change_in_the_middle_of_an_epoch_is_seen_at_the_next_call(change: Change) -> None:
+def test_change_within_an_epoch_takes_effect_at_the_next_call(change: Change) -> None:
     pool = compared(change, "maximal", step=2)
     assert pool.shipped_count
 
 
 @pytest.mark.parametrize("change", [change_nested_list, shadow_part])
-def test_change_that_nothing_tells_is_found_by_the_next_comparison(change: Any) -> None:
+def test_unguarded_change_is_found_by_the_next_comparison(change: Any) -> None:
     """One batch in `verify_every` is run by Python; here it is every one."""
     compared(Change(change, ""), "maximal", step=2, verify_every=1)
 
@@ -230,7 +230,7 @@ class LargeTable(Model):
         return x + self.table[-1]
 
 
-def write_past_the_version(model: Model, patch: pytest.MonkeyPatch) -> None:
+def write_bypassing_the_version(model: Model, patch: pytest.MonkeyPatch) -> None:
     model.table.numpy()[-1] = 0.5  # type: ignore[operator,union-attr]
 
 
@@ -256,9 +256,9 @@ def resumed(loader: Any) -> Iterator[torch.Tensor]:
 @pytest.mark.parametrize("begin", [plainly, prefetched, resumed])
 @pytest.mark.parametrize(
     "kind, change",
-    [(Model, change_nested_list), (Model, shadow_part), (LargeTable, write_past_the_version)],
+    [(Model, change_nested_list), (Model, shadow_part), (LargeTable, write_bypassing_the_version)],
 )
-def test_first_batch_of_each_epoch_of_a_loader_is_compared(
+def test_first_batch_of_each_loader_epoch_is_compared(
     kind: Any, change: Any, begin: Any, persistent_workers: bool
 ) -> None:
     """Without per-batch seeds, all epochs had the same number."""
@@ -314,7 +314,7 @@ class Counted(Model):
         return counted(super().forward(x))  # type: ignore[no-any-return]
 
 
-def test_iterators_that_run_side_by_side_are_compared_once_each() -> None:
+def test_concurrent_iterators_are_compared_once_each() -> None:
     """Not in each step, although each call belongs to another epoch than the previous one."""
     loader: Any = DataLoader(Batches(), batch_size=None, num_workers=1)
     model = offload(fresh(Counted), loader, cut="maximal")
@@ -340,7 +340,7 @@ class Trunk(nn.Module):
         return self.head(self.features(x))
 
 
-def test_method_that_cuts_off_gradients_alone_reaches_an_offloaded_model() -> None:
+def test_method_replaced_to_detach_gradients_takes_effect() -> None:
     """The results are the same, and the trunk was trained."""
     features, traces = Trunk.features, []
     for is_ours in (False, True):
@@ -359,7 +359,7 @@ def test_method_that_cuts_off_gradients_alone_reaches_an_offloaded_model() -> No
     assert pool.plan.moved
 
 
-def test_change_that_makes_no_difference_leaves_the_cut(caplog: pytest.LogCaptureFixture) -> None:
+def test_irrelevant_change_keeps_the_cut(caplog: pytest.LogCaptureFixture) -> None:
     def set_other(model: Model, patch: pytest.MonkeyPatch) -> None:
         patch.setenv("PENSTOCK_TEST_OTHER", "1")
 
@@ -395,7 +395,7 @@ class Prints(SideEffects):
 
 @pytest.mark.parametrize("kind", [SideEffects, Prints])
 @pytest.mark.parametrize("verify_every", [1, 2, 1000])
-def test_comparison_leaves_no_trace(
+def test_comparison_has_no_side_effects(
     kind: Any, verify_every: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lives = []
@@ -413,7 +413,7 @@ def test_comparison_leaves_no_trace(
     assert lives[0] == lives[1]
 
 
-def test_change_reaches_a_model_that_is_captured_as_several_graphs() -> None:
+def test_change_reaches_a_model_of_several_graphs() -> None:
     class Broken(Model):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             x = x * 2.0
@@ -434,7 +434,7 @@ def test_change_reaches_a_model_that_is_captured_as_several_graphs() -> None:
 
 
 @pytest.mark.parametrize("is_compiled_first", [True, False])
-def test_forward_that_dynamo_leaves_to_python_runs_once_a_call(is_compiled_first: bool) -> None:
+def test_uncaptured_forward_runs_once_per_call(is_compiled_first: bool) -> None:
     """Dynamo does not capture a frame with a break in a loop, but captures frames that it calls."""
 
     class Loops(Model):
@@ -486,7 +486,7 @@ def test_change_reaches_an_offloaded_training_step() -> None:
     assert pool.shipped_count
 
 
-def test_loops_own_transforms_are_compared_with_the_batches_they_follow_from() -> None:
+def test_transforms_in_the_loop_are_compared_with_their_batches() -> None:
     def call(model: Any, x: torch.Tensor) -> torch.Tensor:
         return model(x.double().float().div_(3.0))
 
@@ -516,7 +516,7 @@ class Returns(Model):
         return super().forward(x), y, self.scale_of_loss, self.table[0]
 
 
-def test_tensors_that_a_forward_passes_on_are_no_difference(
+def test_tensors_returned_unchanged_are_no_difference(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     pool = InProcessPool([(x, torch.ones(6)) for x in batches()])
@@ -535,7 +535,7 @@ class PythonsRandom(Model):
         return super().forward(x * random.random())
 
 
-def test_comparison_draws_none_of_pythons_random_numbers() -> None:
+def test_comparison_preserves_python_random_state() -> None:
     lives = []
     for is_ours in (False, True):
         pool = InProcessPool(batches())
@@ -547,7 +547,7 @@ def test_comparison_draws_none_of_pythons_random_numbers() -> None:
     assert lives[0] == lives[1]
 
 
-def test_comparison_shows_nothing_to_hooks_on_saved_tensors() -> None:
+def test_comparison_is_invisible_to_saved_tensor_hooks() -> None:
     lives = []
     for is_ours in (False, True):
         pool = InProcessPool(batches())
@@ -585,7 +585,7 @@ class SingularValues(Model):
         return super().forward(x) + torch.linalg.svdvals(x).sum()
 
 
-def test_comparison_runs_the_kernels_that_the_program_runs(
+def test_comparison_runs_the_same_kernels_as_the_program(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     pool = InProcessPool(batches())
@@ -615,7 +615,7 @@ class Unsteady(Model):
         return unsteady(super().forward(x))  # type: ignore[no-any-return]
 
 
-def test_kernel_that_gives_other_bits_each_time_is_no_difference(
+def test_nondeterministic_kernel_is_no_difference(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     pool = InProcessPool(batches())
@@ -625,7 +625,7 @@ def test_kernel_that_gives_other_bits_each_time_is_no_difference(
     assert pool.plan.moved
 
 
-def test_change_reaches_a_model_whose_kernels_give_other_bits_each_time() -> None:
+def test_change_reaches_a_model_with_nondeterministic_kernels() -> None:
     results = []
     for is_ours in (False, True):
         with pytest.MonkeyPatch.context() as patch:
@@ -691,7 +691,7 @@ def test_change_reaches_models_that_are_not_compared(
     assert results[0] == results[1]
 
 
-def test_first_capture_of_a_process_is_no_change_of_the_program() -> None:
+def test_first_capture_is_not_taken_for_a_program_change() -> None:
     """Dynamo then replaces two methods of `torch.nn.Module`. Because of it, the first model of each
     program was captured twice, and again moved operations that a worker had computed wrongly."""
     program = (

@@ -63,7 +63,7 @@ def events(*steps: WatchedStep) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_call_is_cut_where_its_batch_went_on() -> None:
+def test_call_is_split_by_the_stages_of_its_batch() -> None:
     one = step(0, 10, 15.5, made(0, begun=11, staged=15))
     assert parts(one) == [
         ("worker_s", 10, 11),
@@ -75,11 +75,11 @@ def test_a_call_is_cut_where_its_batch_went_on() -> None:
     ]
 
 
-def test_a_call_that_found_its_batch_ready_waited_for_nothing() -> None:
+def test_call_with_a_ready_batch_has_only_loader_time() -> None:
     assert parts(step(0, 20, 20.5, made(0, begun=11))) == [("loader_s", 20, 20.5)]
 
 
-def test_a_wait_is_for_the_order_from_when_a_later_batch_is_here() -> None:
+def test_wait_counts_as_ordering_once_a_later_batch_arrived() -> None:
     one = step(0, 10, 14, made(0, begun=10, collated=13))
     assert parts(one, made(1, begun=9, collated=10.5, arrived=11.5))[1:] == [
         ("collate_s", 11, 11.5),
@@ -89,19 +89,19 @@ def test_a_wait_is_for_the_order_from_when_a_later_batch_is_here() -> None:
     assert parts(one, made(-1, begun=1)) == parts(one)
 
 
-def test_what_was_neither_the_batch_nor_the_loader_was_for_other_ranks() -> None:
+def test_remaining_wait_is_attributed_to_other_ranks() -> None:
     one = step(0, 10, 16, made(0, begun=10), ranks=(10.0, 15.0))
     assert parts(one)[-2:] == [("ranks_s", 13, 15), ("loader_s", 15, 16)]
 
 
-def test_an_end_without_a_batch_is_the_loaders_or_the_datasets() -> None:
+def test_call_without_a_batch_counts_as_loader_or_dataset_time() -> None:
     end = WatchedStep(REF, 0, 5, 10, 12, False)
     assert parts(end) == [("loader_s", 10, 12)]
     own = WatchedStep(REF, 0, 5, 10, 12, False, is_own=True)
     assert parts(own) == [("dataset_s", 10, 12)]
 
 
-def test_batches_that_are_under_way_at_once_have_lanes() -> None:
+def test_concurrent_transfers_have_separate_tracks() -> None:
     found = events(
         step(0, 10, 20, made(0, begun=10, arrived=18), made(1, begun=10, worker=1, arrived=19)),
         step(1, 21, 30, made(2, begun=20, arrived=25)),
@@ -109,7 +109,7 @@ def test_batches_that_are_under_way_at_once_have_lanes() -> None:
     assert len(on_track(found, "wire")) == 2 and len(on_track(found, "wire 2")) == 1
 
 
-def test_a_worker_whose_clock_is_off_still_makes_one_batch_after_the_other() -> None:
+def test_batches_of_a_worker_with_a_skewed_clock_do_not_overlap() -> None:
     found = events(
         step(0, 10, 20, made(0, begun=10, collated=13)),
         step(1, 20, 30, made(1, begun=12.5, collated=15)),
@@ -122,7 +122,7 @@ def test_a_worker_whose_clock_is_off_still_makes_one_batch_after_the_other() -> 
     ]
 
 
-def test_a_batch_heard_of_late_stays_before_the_long_one_that_followed_it() -> None:
+def test_late_reported_batch_stays_before_its_long_successor() -> None:
     found = events(
         step(0, 10, 17, made(0, begun=12, collated=14)),
         step(1, 18, 50, made(1, begun=11, collated=40)),
@@ -134,7 +134,7 @@ def test_a_batch_heard_of_late_stays_before_the_long_one_that_followed_it() -> N
     ]
 
 
-def test_a_loader_that_another_ones_dataset_reads_is_inside_of_its_step() -> None:
+def test_loader_read_by_a_dataset_is_nested_in_the_outer_step() -> None:
     other = Loader()
     inner = WatchedStep(weakref.ref(other), 0, 0, 11, 12, True, (), is_own=True)
     outer = step(0, 10, 14, made(0, begun=10, worker=None), is_own=True)
@@ -145,12 +145,12 @@ def test_a_loader_that_another_ones_dataset_reads_is_inside_of_its_step() -> Non
     assert [(one["ts"], one["dur"]) for one in slices if one["name"] == "compute"] == [(14e6, 1e6)]
 
 
-def test_a_pools_worker_has_the_name_of_penstock_status() -> None:
+def test_pool_worker_track_is_named_as_in_status() -> None:
     found = events(step(0, 10, 20, made(0, begun=10, worker=0x3F2A << 40)))
     assert "worker 003f2a0000000000" in track_names(found).values()
 
 
-def test_a_window_that_is_full_takes_no_more() -> None:
+def test_full_window_takes_no_more_steps() -> None:
     window = StepWindow(2, 1)
     assert [window.note(step(number, number, number + 0.5)) for number in range(5)] == [
         False,
@@ -164,5 +164,5 @@ def test_a_window_that_is_full_takes_no_more() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1])
-def test_no_steps_and_one_step_make_a_trace(count: int) -> None:
+def test_zero_or_one_step_makes_a_valid_trace(count: int) -> None:
     assert len(events(*[step(0, 1, 2)][:count])) >= 1

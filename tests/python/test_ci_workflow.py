@@ -51,7 +51,7 @@ def combinations(matrix: dict[str, Any]) -> list[dict[str, str]]:
     return found + matrix.get("include", [])
 
 
-def test_the_workflow_is_valid_by_the_published_schema(workflow: Workflow) -> None:
+def test_workflow_matches_the_published_schema(workflow: Workflow) -> None:
     assert list(faults(workflow)) == []
 
 
@@ -65,7 +65,7 @@ def test_the_workflow_is_valid_by_the_published_schema(workflow: Workflow) -> No
         (("permissions", "contents"), "everything"),
     ],
 )
-def test_a_planted_fault_is_found(workflow: Workflow, path: tuple[str, ...], value: object) -> None:
+def test_planted_fault_is_found(workflow: Workflow, path: tuple[str, ...], value: object) -> None:
     broken = copy.deepcopy(workflow)
     place = broken
     for name in path[:-1]:
@@ -74,7 +74,7 @@ def test_a_planted_fault_is_found(workflow: Workflow, path: tuple[str, ...], val
     assert list(faults(broken)) != []
 
 
-def test_every_command_is_one_of_the_makefile(workflow: Workflow) -> None:
+def test_workflow_commands_exist_in_the_makefile(workflow: Workflow) -> None:
     rules = re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
     commands = set()
     for job in workflow["jobs"].values():
@@ -89,7 +89,7 @@ def test_every_command_is_one_of_the_makefile(workflow: Workflow) -> None:
     assert commands <= set(rules)
 
 
-def test_every_torch_and_python_that_penstock_is_for_is_tested_once(workflow: Workflow) -> None:
+def test_every_supported_torch_and_python_pair_is_tested(workflow: Workflow) -> None:
     matrix = workflow["jobs"]["test"]["strategy"]["matrix"]
     tested = [(one["torch"], one["python"]) for one in combinations(matrix)]
     pairs = set(itertools.product(TORCHES, PYTHONS)) - MISSING_WHEELS
@@ -100,7 +100,7 @@ def test_every_torch_and_python_that_penstock_is_for_is_tested_once(workflow: Wo
     assert {torch for torch, _ in whole} == {TORCHES[0], TORCHES[-1]}
 
 
-def test_no_action_is_taken_from_a_branch(workflow: Workflow) -> None:
+def test_actions_are_pinned_to_tags_or_commits(workflow: Workflow) -> None:
     used = [
         step["uses"] for job in workflow["jobs"].values() for step in job["steps"] if "uses" in step
     ]
@@ -108,5 +108,5 @@ def test_no_action_is_taken_from_a_branch(workflow: Workflow) -> None:
     assert [name for name in used if not re.search(r"@(v\d+|[0-9a-f]{40})$", name)] == []
 
 
-def test_ci_run_is_a_command_of_the_workflow(workflow: Workflow) -> None:
+def test_ci_run_script_runs_make_test(workflow: Workflow) -> None:
     assert "exec make test" in (ROOT / ".ci" / "run").read_text("utf-8")

@@ -33,7 +33,7 @@ def found(root: str, limits: CodeLimits = NAMED_LIMITS) -> set[str]:
     return {file.name for file in find_code(root, limits).files}
 
 
-def test_a_file_that_a_program_writes_beside_its_code_makes_no_other_job(tmp_path: Path) -> None:
+def test_files_written_next_to_code_do_not_change_packed_code(tmp_path: Path) -> None:
     """Workers were requested again at every epoch: there was a checkpoint in the folder of the
     code."""
     root = write_tree(tmp_path, "dataset.py", "package/__init__.py", "package/words.txt")
@@ -52,7 +52,7 @@ def test_a_file_that_a_program_writes_beside_its_code_makes_no_other_job(tmp_pat
     assert pack_code([root]) == [packed]
 
 
-def test_code_is_packed_once_for_a_loader(tmp_path: Path) -> None:
+def test_code_is_packed_once_per_loader(tmp_path: Path) -> None:
     """The user edited a module while training ran, which continues with the imported version."""
     root = write_tree(tmp_path / "one", "a.py")
     other = write_tree(tmp_path / "two", "b.py")
@@ -65,7 +65,7 @@ def test_code_is_packed_once_for_a_loader(tmp_path: Path) -> None:
     assert code.packed(None) == []
 
 
-def test_modules_and_what_packages_read_travel(tmp_path: Path) -> None:
+def test_modules_and_package_data_are_selected(tmp_path: Path) -> None:
     expected = {
         "single.py",
         "stub.pyi",
@@ -100,7 +100,7 @@ def test_modules_and_what_packages_read_travel(tmp_path: Path) -> None:
     assert found(root) == found(root, OWN_LIMITS) == expected
 
 
-def test_links_lead_to_code_and_not_to_data(tmp_path: Path) -> None:
+def test_symlinks_are_followed_to_code_only(tmp_path: Path) -> None:
     """The program was rejected for a link to a folder of images in the folder of the code."""
     root = write_tree(tmp_path / "root", "a.py")
     write_tree(tmp_path / "data", "images/1.jpg", "inner/module.py")
@@ -113,7 +113,7 @@ def test_links_lead_to_code_and_not_to_data(tmp_path: Path) -> None:
     assert found(root) == {"a.py", "b.py", "shared/tools.py"}
 
 
-def test_a_folder_of_data_beside_the_program_is_not_searched(tmp_path: Path) -> None:
+def test_data_folder_next_to_the_program_is_not_searched(tmp_path: Path) -> None:
     root = write_tree(tmp_path, "a.py", *(f"images/n{number}.jpg" for number in range(9)))
     write_tree(tmp_path, *(f"sets/train/class{number}/1.jpg" for number in range(9)))
     write_tree(tmp_path, "src/inner/__init__.py")
@@ -133,7 +133,7 @@ def test_a_folder_of_data_beside_the_program_is_not_searched(tmp_path: Path) -> 
         ({"file_count": 2}, "more than 2 code files"),
     ],
 )
-def test_more_than_may_travel_is_refused_with_the_largest_files(
+def test_code_over_the_limits_is_rejected(
     tmp_path: Path, limits: dict[str, int], words: str
 ) -> None:
     for name, mebibytes in (("a", 1), ("b", 0), ("c", 3)):
@@ -143,7 +143,7 @@ def test_more_than_may_travel_is_refused_with_the_largest_files(
     assert "name folders that contain only code in code_paths" in str(caught.value)
 
 
-def test_a_file_too_large_for_code_is_left_out_with_a_warning(
+def test_oversized_data_file_is_left_out_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(code_files, "_DATA_BYTES_MAX", 1 << 20)
@@ -164,7 +164,7 @@ NO_SECRETS = """tokens.txt tokenizer.json special_tokens_map.json added_tokens.j
 keypoints.csv vocabulary.txt secretary.txt monkey.bin""".split()
 
 
-def test_data_that_look_like_secrets_stay_with_a_warning(tmp_path: Path) -> None:
+def test_secret_looking_data_is_left_out_with_a_warning(tmp_path: Path) -> None:
     modules = ["__init__.py", "secrets.py", "credentials.py"]
     root = write_tree(tmp_path, *(f"package/{name}" for name in [*modules, *SECRETS, *NO_SECRETS]))
     words = r"look like secrets are not sent to workers: package/"
@@ -173,14 +173,14 @@ def test_data_that_look_like_secrets_stay_with_a_warning(tmp_path: Path) -> None
     assert {Path(path).name for path in packed.paths} == {*modules, *NO_SECRETS}
 
 
-def test_a_secret_that_is_named_travels(tmp_path: Path) -> None:
+def test_explicitly_named_secret_is_packed(tmp_path: Path) -> None:
     root = write_tree(tmp_path, "package/__init__.py", "package/server.pem")
     named = str(tmp_path / "package/server.pem")
     (packed,) = [code for code in TravellingCode().packed([root, named]) if code.root == root]
     assert named in packed.paths
 
 
-def test_a_named_secret_outside_of_all_packages_is_refused(tmp_path: Path) -> None:
+def test_named_secret_outside_packages_is_rejected(tmp_path: Path) -> None:
     root = write_tree(tmp_path, "package/__init__.py", "server.pem")
     with pytest.raises(ValueError, match="code_paths must name .* files of a sent package"):
         TravellingCode().packed([root, tmp_path / "server.pem"])

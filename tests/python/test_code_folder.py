@@ -88,7 +88,7 @@ def holder(program: str) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
     ],
     ids=["same pids", "other pids"],
 )
-def test_a_live_folder_is_left_alone(within: Sequence[str]) -> None:
+def test_folder_of_a_live_process_is_kept(within: Sequence[str]) -> None:
     """Two containers with a shared /tmp and different pids removed each other's modules."""
     folder = CodeFolder()
     module = Path(folder.path) / "module.py"
@@ -99,7 +99,7 @@ def test_a_live_folder_is_left_alone(within: Sequence[str]) -> None:
 
 
 @pytest.mark.slow
-def test_a_folder_that_a_forked_child_still_has_is_left_alone() -> None:
+def test_folder_held_by_a_forked_child_is_kept() -> None:
     with holder(HANDED_ON) as (path, process):
         process.wait(timeout=90)
         CodeFolder().remove()
@@ -107,7 +107,7 @@ def test_a_folder_that_a_forked_child_still_has_is_left_alone() -> None:
 
 
 @pytest.mark.slow
-def test_what_a_killed_process_has_left_is_taken_away_by_the_next() -> None:
+def test_folder_of_a_killed_process_is_removed_by_the_next() -> None:
     with holder(HOLDER) as (path, process):
         (path / "module.py").write_text("")
         process.kill()
@@ -116,7 +116,7 @@ def test_what_a_killed_process_has_left_is_taken_away_by_the_next() -> None:
     assert not path.exists()
 
 
-def test_a_folder_goes_with_what_is_in_it(temporary: Path) -> None:
+def test_folder_is_private_and_removed_with_its_contents(temporary: Path) -> None:
     folder = CodeFolder()
     assert Path(folder.path).stat().st_mode & 0o777 == 0o700
     (Path(folder.path) / "package").mkdir()
@@ -124,7 +124,7 @@ def test_a_folder_goes_with_what_is_in_it(temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
-def test_only_folders_of_this_user_are_taken_away(temporary: Path) -> None:
+def test_links_and_files_with_the_same_prefix_are_kept(temporary: Path) -> None:
     made = CodeFolder()
     prefix = Path(made.path).name.rpartition("-")[0]
     elsewhere = temporary / "elsewhere"
@@ -138,6 +138,6 @@ def test_only_folders_of_this_user_are_taken_away(temporary: Path) -> None:
 
 
 @pytest.mark.slow
-def test_processes_that_make_folders_at_once_do_not_take_each_others() -> None:
+def test_concurrent_processes_keep_each_others_folders() -> None:
     makers = [subprocess.Popen([sys.executable, "-c", MAKER]) for _ in range(4)]
     assert [maker.wait(timeout=90) for maker in makers] == [0] * 4

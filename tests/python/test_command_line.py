@@ -157,7 +157,7 @@ def call(
         (["drain", *POOL], "drain", "WORKER is missing"),
     ],
 )
-def test_a_wrong_call_is_answered_in_two_lines(
+def test_wrong_call_prints_an_error_and_a_help_hint(
     call: Call, tmp_path: Path, arguments: list[str], where: str, what: str
 ) -> None:
     name = f"penstock {where}".strip()
@@ -166,7 +166,7 @@ def test_a_wrong_call_is_answered_in_two_lines(
     assert call(*arguments) == (2, "", told)
 
 
-def test_a_pool_for_one_program_is_refused_where_there_is_another(
+def test_local_pool_is_rejected_if_penstock_pool_is_set(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_POOL", "tcp://alpha:7000")
@@ -178,7 +178,7 @@ def test_a_pool_for_one_program_is_refused_where_there_is_another(
     )
 
 
-def test_a_rank_starts_no_pool_for_itself(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_pool_is_rejected_within_a_rank(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     code, out, error = call("run", "--pool-local", "2", "train.py")
@@ -187,7 +187,7 @@ def test_a_rank_starts_no_pool_for_itself(call: Call, monkeypatch: pytest.Monkey
     assert "penstock run --pool-local 2 -m torch.distributed.run" in error
 
 
-def test_more_workers_than_cpus_are_warned_of(call: Call) -> None:
+def test_more_workers_than_cpus_cause_a_warning(call: Call) -> None:
     """Before the missing program is looked for."""
     code, _, error = call("run", "--pool-local", "1024", "missing.py")
     assert code == 2
@@ -199,9 +199,7 @@ def test_more_workers_than_cpus_are_warned_of(call: Call) -> None:
 
 
 @pytest.mark.parametrize("command", ["run", pytest.param("explain", marks=pytest.mark.slow)])
-def test_a_program_that_is_not_there_is_likely_a_mistyped_one(
-    call: Call, tmp_path: Path, command: str
-) -> None:
+def test_missing_program_suggests_a_similar_file(call: Call, tmp_path: Path, command: str) -> None:
     missing = "can't open file '{}': [Errno 2] No such file or directory"
     path = tmp_path / "tain.py"
     told = f"penstock: {missing.format(path)}; did you mean train.py?\n"
@@ -211,12 +209,12 @@ def test_a_program_that_is_not_there_is_likely_a_mistyped_one(
     assert call(command, "evaluate.py") == (2, "", told)
 
 
-def test_the_version_is_printed(call: Call) -> None:
+def test_version_is_printed(call: Call) -> None:
     assert call("--version") == (0, f"penstock {penstock.__version__}\n", "")
 
 
 @pytest.mark.parametrize("option", ["--help", "-h"])
-def test_the_help_names_each_command(call: Call, option: str) -> None:
+def test_help_lists_every_command(call: Call, option: str) -> None:
     code, out, error = call(option)
     assert (code, error) == (0, "")
     assert all(f"\n  {command} " in out for command in COMMANDS)
@@ -224,7 +222,7 @@ def test_the_help_names_each_command(call: Call, option: str) -> None:
 
 @pytest.mark.parametrize("option", ["--help", "-h"])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_has_a_help_of_its_own(call: Call, command: str, option: str) -> None:
+def test_every_command_has_its_own_help(call: Call, command: str, option: str) -> None:
     code, out, error = call(command, option)
     assert (code, error) == (0, "")
     assert out.startswith(f"usage: penstock {command}")
@@ -233,7 +231,7 @@ def test_a_command_has_a_help_of_its_own(call: Call, command: str, option: str) 
     assert max(map(len, out.splitlines())) <= 100
 
 
-def test_a_help_says_what_an_option_is_and_its_default(call: Call) -> None:
+def test_help_describes_options_and_defaults(call: Call) -> None:
     """It printed "--processes N of them on this host (1)"."""
     _, out, _ = call("worker", "--help")
     said = "number of workers to start on this host (default: 1)"
@@ -241,7 +239,7 @@ def test_a_help_says_what_an_option_is_and_its_default(call: Call) -> None:
     assert "(default: 60)" in out
 
 
-def test_help_after_a_program_is_the_programs_own(call: Call, tmp_path: Path) -> None:
+def test_help_after_the_program_is_passed_to_the_program(call: Call, tmp_path: Path) -> None:
     """The missing file is the program to run."""
     assert call("run", "missing.py", "--help")[0] == 2
     assert call("explain", "-m", "missing", "--help")[0] == 2
@@ -249,7 +247,7 @@ def test_help_after_a_program_is_the_programs_own(call: Call, tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["env"]])
-def test_a_reader_that_has_seen_enough_ends_a_command_without_a_word(arguments: list[str]) -> None:
+def test_closed_stdout_ends_a_command_silently(arguments: list[str]) -> None:
     """`penstock top --once | head` ended with "penstock top: [Errno 32] Broken pipe"."""
     reader, writer = os.pipe()
     os.close(reader)

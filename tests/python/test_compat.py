@@ -59,11 +59,11 @@ def run(program: str) -> str:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_this_torch_has_all_that_compat_looks_for(module: str) -> None:
+def test_installed_torch_has_all_names_that_compat_requires(module: str) -> None:
     importlib.import_module(f"penstock.compat.{module}")
 
 
-def test_every_missing_name_is_told_with_the_version_and_what_to_do() -> None:
+def test_missing_names_are_reported_with_version_and_advice() -> None:
     names = ("torch.utils.data._DatasetKind", "torch._C._gone", "torch._no_such.module")
     with pytest.raises(MissingTorchNameError) as caught:
         require("iterators", names, "penstock.DataLoader", "torch.utils.data.DataLoader works.")
@@ -79,7 +79,7 @@ def test_every_missing_name_is_told_with_the_version_and_what_to_do() -> None:
 
 
 @pytest.mark.slow
-def test_without_a_name_of_dynamos_the_loader_works_and_offload_says_what_is_missing() -> None:
+def test_missing_dynamo_name_disables_offload_but_not_the_loader() -> None:
     name = "torch._dynamo.source.TensorPropertySource"
     without = _WITHOUT.format(home="torch._dynamo.source", name=name)
     said = run(without + _LOADS + _REFUSES.format(asked="offload"))
@@ -97,7 +97,7 @@ def test_without_a_name_of_dynamos_the_loader_works_and_offload_says_what_is_mis
         ("torch.storage", "torch.storage._StorageBase._new_shared"),
     ],
 )
-def test_without_a_name_of_torchs_iterators_the_loader_says_so(home: str, name: str) -> None:
+def test_missing_iterator_name_is_reported_by_the_loader(home: str, name: str) -> None:
     said = run(_WITHOUT.format(home=home, name=name) + _REFUSES.format(asked="DataLoader"))
     assert said.startswith("MissingTorchNameError torch ")
     inherited = name.replace("storage._StorageBase", "UntypedStorage")
@@ -120,7 +120,7 @@ def patch(name: str, kind: type = Called) -> Patch:
     return Patch(kind, "__call__", make)
 
 
-def test_patch_that_is_taken_off_leaves_nothing() -> None:
+def test_undone_patch_leaves_nothing() -> None:
     before = vars(Called)["__call__"]
     ours = patch("ours")
     assert Called()() == ["ours", "own"]
@@ -131,7 +131,7 @@ def test_patch_that_is_taken_off_leaves_nothing() -> None:
     assert "__call__" not in vars(Inherits)
 
 
-def test_patch_of_another_tool_outlives_the_one_below_it() -> None:
+def test_patch_of_another_tool_survives_undoing_ours() -> None:
     """The other tool's patch was lost when a watch ended."""
     ours, theirs = patch("ours"), patch("theirs")
     assert Called()() == ["theirs", "ours", "own"]
@@ -141,7 +141,7 @@ def test_patch_of_another_tool_outlives_the_one_below_it() -> None:
     assert Called()() == ["own"]
 
 
-def test_source_of_a_graph_lasts_as_long_as_its_module() -> None:
+def test_graph_source_is_dropped_with_its_module() -> None:
     graph = fx.Graph()
     graph.output(graph.call_function(torch.neg, (graph.placeholder("x"),)))
     module = graph_module(torch.nn.Module(), graph)
@@ -152,7 +152,7 @@ def test_source_of_a_graph_lasts_as_long_as_its_module() -> None:
     assert name not in linecache.cache and linecache.getlines(name) == []
 
 
-def test_settings_of_dynamo_leave_nothing_in_the_context() -> None:
+def test_dynamo_settings_leave_nothing_in_the_context() -> None:
     def limit(depth: int = 0) -> list[int]:
         return [config.recompile_limit, *(with_one_more(depth - 1) if depth else [])]
 
@@ -166,7 +166,7 @@ def test_settings_of_dynamo_leave_nothing_in_the_context() -> None:
     assert len(contextvars.copy_context()) == known
 
 
-def test_settings_of_dynamo_are_put_back_after_an_error() -> None:
+def test_dynamo_settings_are_restored_after_an_error() -> None:
     former = config.recompile_limit
     with pytest.raises(ZeroDivisionError):
         with_settings(lambda: 1 // 0, recompile_limit=former + 1)()

@@ -104,7 +104,7 @@ def run_until_compiled(
 
 
 @pytest.mark.long
-def test_workers_use_what_was_compiled_and_training_is_the_same(
+def test_workers_use_the_compiled_prefix_and_training_matches(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     loader = run_until_compiled(Normalising, caplog, 20)
@@ -114,7 +114,7 @@ def test_workers_use_what_was_compiled_and_training_is_the_same(
 
 
 @pytest.mark.long
-def test_other_bits_are_seen_before_they_are_used(caplog: pytest.LogCaptureFixture) -> None:
+def test_compiled_prefix_with_other_bits_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
     loader = run_until_compiled(Summing, caplog, 10)
     assert "a prefix was compiled" in caplog.text
     assert loader.stats().compiled_batches == 0
@@ -122,7 +122,7 @@ def test_other_bits_are_seen_before_they_are_used(caplog: pytest.LogCaptureFixtu
 
 
 @pytest.mark.long
-def test_without_a_compiler_all_is_as_before(
+def test_training_is_unchanged_without_a_compiler(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", "/nowhere/c++")
@@ -133,7 +133,7 @@ def test_without_a_compiler_all_is_as_before(
 
 @pytest.mark.long
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
-def test_a_compiler_ends_with_the_program_that_started_it(tmp_path: Path, end: int) -> None:
+def test_compiler_process_ends_with_its_program(tmp_path: Path, end: int) -> None:
     program = tmp_path / "train.py"
     program.write_text(
         textwrap.dedent(
@@ -184,7 +184,7 @@ class Resizing(Normalising):
 
 
 @pytest.mark.long
-def test_what_cannot_be_compiled_apart_is_left_to_the_executor(
+def test_uncompilable_prefix_is_left_to_the_executor(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     loader = run_until_compiled(Resizing, caplog, 1)

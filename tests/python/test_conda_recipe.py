@@ -27,12 +27,12 @@ def recipe() -> dict[str, Any]:
     return loaded
 
 
-def test_its_version_is_penstocks(recipe: dict[str, Any]) -> None:
+def test_recipe_version_matches_penstock(recipe: dict[str, Any]) -> None:
     assert recipe["context"]["version"] == penstock.__version__
     assert recipe["package"] == {"name": "penstock", "version": "${{ version }}"}
 
 
-def test_it_runs_with_what_pip_would_install(recipe: dict[str, Any]) -> None:
+def test_recipe_run_requirements_match_pyproject(recipe: dict[str, Any]) -> None:
     pyproject = (ROOT / "pyproject.toml").read_text("utf-8")
     listed = re.search(r"^dependencies = \[\n(.*?)^\]", pyproject, re.MULTILINE | re.DOTALL)
     assert listed is not None
@@ -42,7 +42,7 @@ def test_it_runs_with_what_pip_would_install(recipe: dict[str, Any]) -> None:
     assert f"python >={PYTHONS[0]}" in recipe["requirements"]["run"]
 
 
-def test_it_is_built_with_what_the_build_looks_for(recipe: dict[str, Any]) -> None:
+def test_recipe_build_requirements_match_cmake(recipe: dict[str, Any]) -> None:
     cmake = (ROOT / "CMakeLists.txt").read_text("utf-8")
     host = " ".join(recipe["requirements"]["host"])
     for found, package in (("ZeroMQ", "zeromq"), ("Sodium", "libsodium"), ("OpenSSL", "openssl")):
@@ -53,6 +53,6 @@ def test_it_is_built_with_what_the_build_looks_for(recipe: dict[str, Any]) -> No
     assert "cmake >=3.22" in recipe["requirements"]["build"]
 
 
-def test_its_source_is_this_tree(recipe: dict[str, Any]) -> None:
+def test_recipe_source_is_this_repository(recipe: dict[str, Any]) -> None:
     assert (ROOT / "deploy" / "conda" / recipe["source"]["path"]).resolve() == ROOT
     assert (ROOT / recipe["about"]["license_file"]).is_file()

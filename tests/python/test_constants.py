@@ -15,7 +15,7 @@ from penstock import offload
 from penstock.graph.constants import TURN_BYTES, ConstantWatch, is_same_bits
 
 
-def test_a_write_is_a_change_and_the_same_bits_again_are_none() -> None:
+def test_only_writes_of_other_bits_are_changes() -> None:
     tensor = torch.tensor([1.0, float("nan")])
     watch = ConstantWatch({2: tensor})
     inputs = [None, None, tensor]
@@ -26,7 +26,7 @@ def test_a_write_is_a_change_and_the_same_bits_again_are_none() -> None:
     assert watch.changed(inputs) == [2]
 
 
-def test_another_tensor_in_its_place_counts_by_content() -> None:
+def test_replaced_tensor_is_compared_by_content() -> None:
     tensor = torch.arange(4.0)
     watch = ConstantWatch({0: tensor})
     assert watch.changed([tensor.clone()]) == []
@@ -35,7 +35,7 @@ def test_another_tensor_in_its_place_counts_by_content() -> None:
     assert watch.changed([torch.arange(4.0).expand(2, 4)]) == [0]
 
 
-def test_memory_given_to_a_new_tensor_is_not_taken_for_the_old_one() -> None:
+def test_reused_memory_is_not_taken_for_the_old_tensor() -> None:
     holder = [torch.full((1000,), 1.0)]
     watch = ConstantWatch({0: holder[0]})
     for value in range(2, 8):
@@ -65,7 +65,7 @@ def large() -> tuple[ConstantWatch, list[torch.Tensor]]:
 
 @pytest.mark.parametrize("place", [0, LARGE // 2, LARGE - 1])
 @pytest.mark.parametrize("index", [0, 1])
-def test_write_past_the_version_to_a_large_constant_is_found_in_turn(
+def test_unversioned_write_to_a_large_constant_is_found_in_few_calls(
     index: int, place: int
 ) -> None:
     watch, tensors = large()
@@ -74,13 +74,13 @@ def test_write_past_the_version_to_a_large_constant_is_found_in_turn(
     assert calls < 8  # both together are a little more than six turns
 
 
-def test_write_past_the_version_is_found_at_once_when_an_epoch_begins() -> None:
+def test_unversioned_write_is_found_at_the_start_of_an_epoch() -> None:
     watch, tensors = large()
     tensors[1].data.copy_(torch.ones(LARGE))
     assert watch.changed(tensors, epoch=1) == [1]
 
 
-def test_large_constant_of_less_than_a_turn_is_compared_in_each_call() -> None:
+def test_constant_smaller_than_a_turn_is_compared_in_each_call() -> None:
     tensor = torch.zeros(TURN_BYTES // 8)
     watch = ConstantWatch({0: tensor})
     assert watch.changed([tensor]) == []
@@ -88,7 +88,7 @@ def test_large_constant_of_less_than_a_turn_is_compared_in_each_call() -> None:
     assert watch.changed([tensor]) == [0]
 
 
-def test_write_to_a_tensor_that_took_the_place_of_another_is_found() -> None:
+def test_write_to_a_replacing_tensor_is_found() -> None:
     first = torch.zeros(8)
     watch = ConstantWatch({0: first})
     second = first.clone()
@@ -120,7 +120,7 @@ def by_numpy(mean: torch.Tensor, value: float) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("write", [by_data, by_numpy])
 @pytest.mark.parametrize("step", [0, 3])
-def test_training_follows_a_large_buffer_that_is_written_past_its_version(
+def test_training_follows_unversioned_writes_to_a_large_buffer(
     write: Callable[[torch.Tensor, float], None], step: int
 ) -> None:
     """From the write on to the end the losses were the losses of the buffer before."""

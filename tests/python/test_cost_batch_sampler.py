@@ -43,7 +43,7 @@ def test_every_sample_is_accounted_for(world_size: int, remainder: str) -> None:
     assert all(batch for one in batches for batch in one)
 
 
-def test_eight_ranks_have_batches_of_like_cost() -> None:
+def test_eight_ranks_get_batches_of_similar_cost() -> None:
     costs = lengths(20000)
     batches = [list(sampler) for sampler in ranks(costs, 8)]
     ratios = []
@@ -54,7 +54,7 @@ def test_eight_ranks_have_batches_of_like_cost() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_last_steps_have_batches_of_like_cost_too(seed: int) -> None:
+def test_last_steps_also_have_batches_of_similar_cost(seed: int) -> None:
     """A few samples were left to the last step, where one rank had most of the cost, or all."""
     costs = lengths(3000, seed)
     batches = [
@@ -65,7 +65,7 @@ def test_the_last_steps_have_batches_of_like_cost_too(seed: int) -> None:
         assert max(loads) / np.mean(loads) <= 1.05
 
 
-def test_a_step_with_fewer_samples_than_ranks_is_padded_or_dropped() -> None:
+def test_step_with_fewer_samples_than_ranks_is_padded_or_dropped() -> None:
     padded = ranks([4000.0] * 5, 4, shuffle=False)
     assert [list(sampler) for sampler in padded] == [[[0], [4]], [[1], [4]], [[2], [4]], [[3], [4]]]
     assert padded[3].padded == [4, 4, 4]
@@ -75,7 +75,7 @@ def test_a_step_with_fewer_samples_than_ranks_is_padded_or_dropped() -> None:
     assert len(dropped[0]) == 1
 
 
-def test_epochs_have_orders_of_their_own_and_set_epoch_names_one() -> None:
+def test_epochs_differ_and_set_epoch_selects_one() -> None:
     sampler = CostBatchSampler(lengths(200), 4096)
     first, second = list(sampler), list(sampler)
     assert first != second
@@ -84,7 +84,7 @@ def test_epochs_have_orders_of_their_own_and_set_epoch_names_one() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_state_goes_on_at_another_number_of_ranks(seed: int) -> None:
+def test_state_resumes_with_another_number_of_ranks(seed: int) -> None:
     """The job is stopped again and again, and resumed with other ranks from any rank's state."""
     chooser = random.Random(seed)
     costs = lengths(700, seed)
@@ -110,7 +110,7 @@ def test_a_state_goes_on_at_another_number_of_ranks(seed: int) -> None:
     assert sorted(given) == sorted([*range(700), *padded])
 
 
-def test_a_resumed_job_of_the_same_size_has_the_same_batches() -> None:
+def test_resume_with_the_same_ranks_yields_the_same_batches() -> None:
     costs = lengths(400)
     expected = list(ranks(costs, 2)[1])
     sampler = ranks(costs, 2)[0]
@@ -124,7 +124,7 @@ def test_a_resumed_job_of_the_same_size_has_the_same_batches() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_gives_its_batches_and_resumes(workers: int) -> None:
+def test_loader_yields_the_sampler_batches_and_resumes(workers: int) -> None:
     costs = lengths(300)
     dataset = TensorDataset(torch.arange(300))
 
@@ -156,19 +156,17 @@ def test_a_loader_gives_its_batches_and_resumes(workers: int) -> None:
         ([1], {"seed": -3}, "seed must be >= 0, got -3"),
     ],
 )
-def test_arguments_that_make_no_batches_are_refused(
-    costs: Any, options: dict[str, Any], message: str
-) -> None:
+def test_invalid_arguments_are_rejected(costs: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         CostBatchSampler(costs, 4096, **options)
 
 
-def test_a_budget_that_is_none_is_refused() -> None:
+def test_zero_budget_is_rejected() -> None:
     with pytest.raises(ValueError, match="budget must be positive and finite, got 0"):
         CostBatchSampler([1], 0)
 
 
-def test_the_rank_is_that_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_is_read_from_the_torchrun_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "3")
     sampler = CostBatchSampler([1.0] * 9, 2)
@@ -178,7 +176,7 @@ def test_the_rank_is_that_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
         CostBatchSampler([1.0] * 9, 2)
 
 
-def test_a_state_of_other_costs_is_refused() -> None:
+def test_state_of_other_costs_is_rejected() -> None:
     state = CostBatchSampler([1.0, 2.0], 4).state_dict()
     with pytest.raises(ValueError, match="with sample_count 2, but this one has sample_count 1"):
         CostBatchSampler([1.0], 4).load_state_dict(state)

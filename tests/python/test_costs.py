@@ -80,7 +80,7 @@ def cells(text: str, line: int) -> list[str]:
     return re.split(r"  +", text.splitlines()[line])
 
 
-def test_a_job_is_a_line_and_another_for_1000_samples() -> None:
+def test_job_has_a_line_and_another_per_1000_samples() -> None:
     text = cost_text(answer(job()))
     assert cells(text, 0) == [
         "job", "trainer", "state", "worker h", "CPU h", "bytes", "batches", "samples", "energy",
@@ -98,13 +98,13 @@ def test_a_job_is_a_line_and_another_for_1000_samples() -> None:
     assert len(text.splitlines()) == 6
 
 
-def test_a_job_of_a_user_is_shown_with_its_name() -> None:
+def test_job_is_shown_with_its_user() -> None:
     text = cost_text(answer(job(user="ann")))
     for line in (1, 5):
         assert cells(text, line)[0] == "train.py: Images (ann)"
 
 
-def test_what_is_not_known_is_called_so_with_the_reason() -> None:
+def test_unknown_values_are_shown_with_the_reason() -> None:
     unknown = {**BILL, "energy_j": None, "gpu_energy_j": None, "money": None, "gco2": None}
     factors = dict.fromkeys(FACTORS)
     text = cost_text(
@@ -123,7 +123,7 @@ def test_what_is_not_known_is_called_so_with_the_reason() -> None:
     assert "gCO2 is unknown: give --gco2-per-kwh" in text
 
 
-def test_ended_jobs_and_those_that_are_left_out_are_told() -> None:
+def test_ended_and_omitted_jobs_are_reported() -> None:
     text = cost_text(
         answer(job(is_running=False, since_report_s=7300.0), jobs_left_out=2, jobs_forgotten=3)
     )
@@ -132,15 +132,15 @@ def test_ended_jobs_and_those_that_are_left_out_are_told() -> None:
     assert "3 older jobs are no longer kept" in text
 
 
-def test_a_pool_without_jobs_says_so() -> None:
+def test_pool_without_jobs_prints_no_jobs() -> None:
     assert cost_text(answer()) == "no jobs"
 
 
-def test_what_a_peer_calls_its_job_moves_no_cursor() -> None:
+def test_job_names_cannot_inject_terminal_escapes() -> None:
     assert "\x1b" not in cost_text(answer(job(job="\x1b[2Jx", about="\x1b[1m, process 1")))
 
 
-def test_a_loaders_energy_is_known_if_that_of_each_worker_is() -> None:
+def test_loader_energy_is_known_only_if_all_workers_report_it() -> None:
     known = LoaderStats(pool_tenancies=2, pool_metered_tenancies=2, pool_metered_energy_j=5.0)
     assert known.pool_energy_j == 5.0
     partly = LoaderStats(pool_tenancies=2, pool_metered_tenancies=1, pool_metered_energy_j=5.0)
@@ -194,7 +194,7 @@ def ended_job(pool: PoolProcesses, name: str, **factors: float) -> dict[str, Any
 
 
 @pytest.mark.slow
-def test_what_a_job_has_cost_is_known_after_its_end(pool: PoolProcesses) -> None:
+def test_job_costs_are_known_after_its_end(pool: PoolProcesses) -> None:
     pool.start_worker(processes=2)
     loader = DataLoader(Busy(250), batch_size=4, pool=pool.endpoint)
     batches = list(loader)
@@ -225,7 +225,7 @@ def test_what_a_job_has_cost_is_known_after_its_end(pool: PoolProcesses) -> None
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_samples_of_an_iterable_dataset_are_counted_by_the_worker(pool: PoolProcesses) -> None:
+def test_iterable_dataset_samples_are_counted_by_the_worker(pool: PoolProcesses) -> None:
     pool.start_worker()
     loader = DataLoader(Stream(), batch_size=8, pool=pool.endpoint)
     with pytest.warns(UserWarning, match="is read in 1 shard"):
@@ -236,7 +236,7 @@ def test_samples_of_an_iterable_dataset_are_counted_by_the_worker(pool: PoolProc
 
 
 @pytest.mark.slow
-def test_workers_of_the_trainers_own_are_not_the_pools_costs(pool: PoolProcesses) -> None:
+def test_local_workers_do_not_count_as_pool_costs(pool: PoolProcesses) -> None:
     loader = DataLoader(Busy(20), batch_size=4, num_workers=1, pool=pool.endpoint)
     assert sum(len(batch) for batch in loader) == 20
     del loader
@@ -282,7 +282,7 @@ class Counter:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_energy_is_a_workers_share_of_its_machines(pool: PoolProcesses, tmp_path: Path) -> None:
+def test_energy_is_the_worker_share_of_its_machine(pool: PoolProcesses, tmp_path: Path) -> None:
     counter = Counter(tmp_path)
     try:
         pool.start_worker("--powercap", counter.folder)
@@ -304,7 +304,7 @@ def test_energy_is_a_workers_share_of_its_machines(pool: PoolProcesses, tmp_path
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_one_worker_that_does_not_know_makes_the_sum_unknown(
+def test_one_worker_without_energy_makes_the_sum_unknown(
     pool: PoolProcesses, tmp_path: Path
 ) -> None:
     counter = Counter(tmp_path)
@@ -325,9 +325,7 @@ def test_one_worker_that_does_not_know_makes_the_sum_unknown(
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_powercap_tree_that_cannot_be_read_is_refused(
-    pool: PoolProcesses, tmp_path: Path
-) -> None:
+def test_unreadable_powercap_tree_is_rejected(pool: PoolProcesses, tmp_path: Path) -> None:
     from pool_processes import Process
 
     worker = Process(
@@ -341,7 +339,7 @@ def test_a_powercap_tree_that_cannot_be_read_is_refused(
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_controller_that_starts_again_knows_what_a_running_job_has_cost(
+def test_restarted_controller_knows_the_costs_of_running_jobs(
     pool: PoolProcesses,
 ) -> None:
     pool.start_worker()
@@ -364,7 +362,7 @@ def test_a_controller_that_starts_again_knows_what_a_running_job_has_cost(
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_the_command_prints_a_table_or_json(
+def test_command_prints_a_table_or_json(
     pool: PoolProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(*arguments: str) -> str:

@@ -42,7 +42,7 @@ ORDERS: list[dict[str, Any]] = [
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("options", ORDERS, ids=str)
-def test_a_cpp_loop_has_the_batches_of_a_python_loop(options: dict[str, Any]) -> None:
+def test_cpp_loader_yields_the_batches_of_the_python_loader(options: dict[str, Any]) -> None:
     torch.manual_seed(3)
     expected = python_batches(python_loader(**options), epochs=2)
     for workers in (0, 3):
@@ -52,7 +52,7 @@ def test_a_cpp_loop_has_the_batches_of_a_python_loop(options: dict[str, Any]) ->
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("shards", [1, 3])
-def test_a_stream_in_shards_is_the_same_in_cpp(shards: int) -> None:
+def test_sharded_stream_is_the_same_in_cpp(shards: int) -> None:
     torch.manual_seed(3)
     options = {"batch_size": 4, "shards": shards}
     expected = python_batches(python_loader(iterable=True, **options), epochs=2)
@@ -66,7 +66,7 @@ def test_a_stream_in_shards_is_the_same_in_cpp(shards: int) -> None:
     ("options", "iterable"), [*((order, False) for order in ORDERS), ({"shards": 3}, True)], ids=str
 )
 @pytest.mark.parametrize("stop", [2, 4])
-def test_each_goes_on_from_the_others_state(
+def test_cpp_and_python_resume_from_each_others_state(
     options: dict[str, Any], iterable: bool, stop: int
 ) -> None:
     torch.manual_seed(3)
@@ -89,7 +89,7 @@ def test_each_goes_on_from_the_others_state(
     assert python_batches(of_python) == whole[stop:]
 
 
-def test_a_state_goes_from_python_to_cpp_and_back() -> None:
+def test_state_moves_from_python_to_cpp_and_back() -> None:
     options = {"batch_size": 2, "shuffle": True}
     torch.manual_seed(3)
     whole = python_batches(python_loader(**options))
@@ -106,7 +106,7 @@ def test_a_state_goes_from_python_to_cpp_and_back() -> None:
 
 
 @pytest.mark.long
-def test_the_state_of_another_stream_is_refused_in_the_same_words() -> None:
+def test_state_of_another_stream_is_rejected_with_the_same_message() -> None:
     loader = python_loader(batch_size=5)
     state = run_cpp(size=SIZE, options={"batch_size": 4}, seed=3, stop=1)[-1]
     with pytest.raises(ValueError, match="is of a loader with batch_size 4 and this one has"):

@@ -33,7 +33,7 @@ def minimal(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_a_program_of_a_few_lines_trains_and_has_no_python_in_it(minimal: Path) -> None:
+def test_minimal_program_trains_and_links_no_python(minimal: Path) -> None:
     done = run(minimal / "train")
     assert FITTED.fullmatch(done.stdout), done.stdout + done.stderr
     libraries = run("ldd", minimal / "train").stdout
@@ -43,7 +43,7 @@ def test_a_program_of_a_few_lines_trains_and_has_no_python_in_it(minimal: Path) 
 
 
 @pytest.mark.slow
-def test_cmake_uses_all_that_the_tutorial_passes_to_it(tmp_path: Path) -> None:
+def test_cmake_uses_every_option_of_the_tutorial(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "tutorials" / "first-cpp-loop.md").read_text()
     commands = re.findall(r"^\$ (cmake -B .*)$", page, re.MULTILINE)
     assert len(commands) == 1
@@ -57,7 +57,7 @@ def test_cmake_uses_all_that_the_tutorial_passes_to_it(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_the_losses_of_the_cpp_quickstart_are_pythons(
+def test_cpp_quickstart_losses_match_python(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES.parent))
@@ -74,7 +74,7 @@ def test_the_losses_of_the_cpp_quickstart_are_pythons(
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_program_may_be_compiled_with_clang(tmp_path: Path) -> None:
+def test_program_compiles_with_clang(tmp_path: Path) -> None:
     program = build_example("minimal", tmp_path, "-DCMAKE_CXX_COMPILER=clang++-14") / "train"
     done = run(program)
     assert FITTED.fullmatch(done.stdout), done.stdout + done.stderr
@@ -83,7 +83,7 @@ def test_a_program_may_be_compiled_with_clang(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_the_offload_example_trains_to_the_bit(tmp_path: Path) -> None:
+def test_offload_example_trains_bit_for_bit_identically(tmp_path: Path) -> None:
     torch.manual_seed(7)
     torch.jit.script(NormalizedResNet()).save(str(tmp_path / "model.pt"))  # type: ignore[no-untyped-call]
     program = build_example("offload", tmp_path) / "offload"
@@ -95,7 +95,7 @@ def test_the_offload_example_trains_to_the_bit(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_the_pool_example_has_one_stream_from_processes_and_pool(
+def test_pool_example_yields_one_stream_from_processes_and_pool(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build = build_example("pool", tmp_path)
@@ -114,7 +114,7 @@ def exported_symbols(library: Path) -> list[str]:
     return sorted(name for name in names if not name.startswith("PENSTOCK_"))
 
 
-def test_the_library_exports_what_the_list_says() -> None:
+def test_library_exports_match_the_symbol_list() -> None:
     """After a change on purpose: PENSTOCK_WRITE_SYMBOLS=1 rewrites the list."""
     symbols = exported_symbols(native_folder() / "libpenstock.so.0.1")
     if os.environ.get("PENSTOCK_WRITE_SYMBOLS"):
@@ -147,7 +147,7 @@ def _fake_torch(folder: Path, version: str, abi: int) -> Path:
         (None, 0, "penstock was built with _GLIBCXX_USE_CXX11_ABI=1, and the torch in .* with 0"),
     ],
 )
-def test_another_torch_is_refused_when_the_program_is_configured(
+def test_configure_rejects_a_mismatching_torch(
     tmp_path: Path, version: str | None, abi: int, message: str
 ) -> None:
     version = version or torch.__version__.split("+")[0]
@@ -158,7 +158,7 @@ def test_another_torch_is_refused_when_the_program_is_configured(
     assert re.search(message, " ".join(done.stderr.split())), done.stderr
 
 
-def test_another_abi_in_the_compilers_options_is_refused(tmp_path: Path) -> None:
+def test_configure_rejects_another_abi_in_compiler_flags(tmp_path: Path) -> None:
     option = "-DCMAKE_CXX_FLAGS=-D_GLIBCXX_USE_CXX11_ABI=0"
     done = configure(EXAMPLES / "minimal", tmp_path / "build", option)
     assert done.returncode != 0
@@ -166,7 +166,7 @@ def test_another_abi_in_the_compilers_options_is_refused(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_another_torch_is_refused_when_the_program_runs(minimal: Path, tmp_path: Path) -> None:
+def test_program_rejects_a_mismatching_torch_at_run_time(minimal: Path, tmp_path: Path) -> None:
     source = tmp_path / "other_torch.c"
     source.write_text(
         "unsigned long long aoti_torch_abi_version(void) { return 2ull << 56 | 99ull << 48; }"
@@ -180,7 +180,7 @@ def test_another_torch_is_refused_when_the_program_runs(minimal: Path, tmp_path:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_pkg_config_finds_it_beside_torch(tmp_path: Path) -> None:
+def test_pkg_config_flags_build_a_program(tmp_path: Path) -> None:
     flags = run("pkg-config", "--cflags", "--libs", native_folder() / "penstock.pc")
     assert flags.returncode == 0, flags.stderr
     program = tmp_path / "train"
@@ -192,7 +192,7 @@ def test_pkg_config_finds_it_beside_torch(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_what_cmake_installs_is_found_with_a_torch_of_ones_own(tmp_path: Path) -> None:
+def test_cmake_install_is_found_with_a_separate_torch(tmp_path: Path) -> None:
     done = run(
         "cmake", "--install", build_folder(), "--component", "cpp", "--prefix", tmp_path / "p"
     )
@@ -204,7 +204,7 @@ def test_what_cmake_installs_is_found_with_a_torch_of_ones_own(tmp_path: Path) -
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_the_tree_is_part_of_another_project_without_cuda(tmp_path: Path) -> None:
+def test_source_tree_builds_within_another_project_without_cuda(tmp_path: Path) -> None:
     # The whole library is compiled, which takes longer than a test may. Its bound is the bound in
     # run().
     faulthandler.cancel_dump_traceback_later()
@@ -231,14 +231,14 @@ def test_the_tree_is_part_of_another_project_without_cuda(tmp_path: Path) -> Non
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
-def test_examples_end_cleanly_under_sanitizers(tmp_path: Path, sanitizer: str) -> None:
+def test_minimal_example_runs_cleanly_under_sanitizers(tmp_path: Path, sanitizer: str) -> None:
     flags = f"-DCMAKE_CXX_FLAGS=-fsanitize={sanitizer} -g -O1"
     build = build_example("minimal", tmp_path, flags)
     done = run(build / "train")
     assert FITTED.fullmatch(done.stdout), done.stderr
 
 
-def test_an_installation_without_the_library_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cmake_dir_reports_a_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
     from penstock.cli import command_line
 
     refuse: Callable[[Path], bool] = lambda path: False  # noqa: E731
@@ -247,5 +247,5 @@ def test_an_installation_without_the_library_says_so(monkeypatch: pytest.MonkeyP
         command_line.cmake_dir()
 
 
-def test_the_folder_for_cmake_is_in_the_package() -> None:
+def test_cmake_dir_is_in_the_package() -> None:
     assert Path(cmake_dir()) == PACKAGE.resolve() / "lib" / "cmake" / "Penstock"

@@ -57,7 +57,7 @@ def cpp_rank(rank: int, world_size: int, remainder: str = "pad", **given: Any) -
     ids=str,
 )
 @pytest.mark.parametrize("remainder", REMAINDERS)
-def test_a_rank_in_cpp_has_the_batches_of_one_in_python(
+def test_cpp_rank_yields_the_batches_of_a_python_rank(
     options: dict[str, Any], remainder: str
 ) -> None:
     loader = python_rank(1, 3, remainder=remainder, **options)
@@ -69,7 +69,7 @@ def test_a_rank_in_cpp_has_the_batches_of_one_in_python(
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("order", [{"shuffle": True}, {"is_backwards": True}], ids=str)
-def test_a_job_goes_on_in_cpp_and_in_python_with_other_numbers_of_ranks(
+def test_job_resumes_across_cpp_and_python_with_other_rank_counts(
     order: dict[str, Any],
 ) -> None:
     options = {"global_batch_size": 6, **order}
@@ -103,23 +103,25 @@ def test_a_job_goes_on_in_cpp_and_in_python_with_other_numbers_of_ranks(
         ({"rank": 1}, "a DistributedSampler, which already shards the samples"),
     ],
 )
-def test_what_cannot_be_shared_out_is_refused(options: dict[str, Any], message: str) -> None:
+def test_batches_that_ranks_cannot_share_are_rejected(
+    options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(AssertionError, match=message):
         cpp_rank(1, 2, options=options)
 
 
 @pytest.mark.long
-def test_a_rank_that_there_is_not_is_refused() -> None:
+def test_unknown_rank_is_rejected() -> None:
     with pytest.raises(AssertionError, match="0 <= rank < world_size, got rank=2 and world_size=2"):
         cpp_rank(2, 2, options={"batch_size": 2})
 
 
-def test_an_iterable_dataset_has_no_order_to_share() -> None:
+def test_iterable_dataset_is_rejected_with_ranks() -> None:
     with pytest.raises(AssertionError, match="an IterableDataset, which has no order that ranks"):
         cpp_rank(1, 2, options={"batch_size": 2}, iterable=True)
 
 
 @pytest.mark.long
-def test_options_of_ranks_need_shard_by_rank() -> None:
+def test_rank_options_require_shard_by_rank() -> None:
     with pytest.raises(AssertionError, match="global_batch_size=6 requires shard_by_rank"):
         run_cpp(size=SIZE, options={"global_batch_size": 6}, seed=3)

@@ -57,7 +57,7 @@ def with_workers(
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_processes_of_this_machine_make_the_stream_of_threads() -> None:
+def test_local_processes_yield_the_stream_of_threads() -> None:
     expected = with_threads(SHUFFLED, epochs=2)
     assert with_workers(OF_PLUGIN, SHUFFLED, 0, epochs=2) == expected
     assert with_workers(OF_PLUGIN, SHUFFLED, 3, epochs=2) == expected
@@ -68,14 +68,14 @@ def test_processes_of_this_machine_make_the_stream_of_threads() -> None:
 @pytest.mark.parametrize(
     "of", [OF_PLUGIN, pytest.param(OF_PYTHON, marks=pytest.mark.long)], ids=["plugin", "python"]
 )
-def test_loader_is_constructed_however_many_signals_come(of: dict[str, Any]) -> None:
+def test_loader_construction_survives_repeated_signals(of: dict[str, Any]) -> None:
     """The first signal during the start of its workers ended the program."""
     assert with_workers(of, SHUFFLED, 2, alarms=True) == with_threads(SHUFFLED)
 
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_shards_in_processes_are_those_of_threads() -> None:
+def test_sharded_processes_yield_the_stream_of_threads() -> None:
     expected = with_threads(SHARDS, iterable=True, epochs=2)
     assert with_workers(OF_PLUGIN, SHARDS, 2, iterable=True, epochs=2) == expected
     assert with_workers(STREAM_OF_PYTHON, SHARDS, 2, epochs=2) == expected
@@ -83,7 +83,7 @@ def test_shards_in_processes_are_those_of_threads() -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_transform_is_run_where_the_batch_is_made() -> None:
+def test_transform_applies_in_every_kind_of_worker() -> None:
     source = "def forward(self, index, own, batch):\n    return [index * 2, own + batch]\n"
     given: dict[str, Any] = {"size": SIZE, "seed": 3, "transform": source}
     expected = run_cpp(options={**SHUFFLED, "num_workers": 0}, **given)
@@ -94,7 +94,7 @@ def test_a_transform_is_run_where_the_batch_is_made() -> None:
 
 
 @pytest.mark.slow
-def test_the_part_of_a_module_that_moves_gives_the_same_bits_in_every_kind_of_worker(
+def test_offloaded_part_gives_the_same_bits_in_every_kind_of_worker(
     pool: PoolProcesses,
 ) -> None:
     source = """
@@ -137,7 +137,7 @@ PICTURE_BATCH_BYTES = 4 * 3 * 64 * 64
 @pytest.mark.slow
 @pytest.mark.parametrize("of", [PICTURES_OF_PYTHON, PICTURES_OF_PLUGIN], ids=["python", "plugin"])
 @pytest.mark.parametrize("reads", [{"read_every": 1}, {"read_every": 90}, {"read_every": 10_000}])
-def test_tensors_that_nobody_reads_stay_with_a_pools_workers(
+def test_unread_tensors_stay_in_pool_workers(
     pool: PoolProcesses, of: dict[str, Any], reads: dict[str, int]
 ) -> None:
     own = run_cpp(options={**SHUFFLED, "num_workers": 1}, **of, **reads)
@@ -161,7 +161,7 @@ def test_tensors_that_nobody_reads_stay_with_a_pools_workers(
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_tensor_that_is_read_much_later_is_made_again(pool: PoolProcesses) -> None:
+def test_tensor_read_much_later_is_recreated(pool: PoolProcesses) -> None:
     reads = {"read_every": 80, "late": 20}
     options = {**SHUFFLED, "num_workers": 1}
     *expected, _, _, _, last = run_cpp(options=options, **PICTURES_OF_PYTHON, **reads)
@@ -175,7 +175,7 @@ def test_a_tensor_that_is_read_much_later_is_made_again(pool: PoolProcesses) -> 
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_batch_that_is_another_one_when_it_is_made_again_is_told(pool: PoolProcesses) -> None:
+def test_recreated_batch_with_other_values_is_an_error(pool: PoolProcesses) -> None:
     pool.start_worker(environment={"PYTHONPATH": str(HERE)})
     of = {**PICTURES, "python": "cpp_loader:Forgetful"}
     error = error_of_cpp(options=SHUFFLED, pool=pool.endpoint, read_every=80, late=20, **of)
@@ -184,7 +184,7 @@ def test_a_batch_that_is_another_one_when_it_is_made_again_is_told(pool: PoolPro
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_tensor_that_stayed_is_not_read_in_another_thread(pool: PoolProcesses) -> None:
+def test_lazy_tensor_read_in_another_thread_is_an_error(pool: PoolProcesses) -> None:
     pool.start_worker(environment={"PYTHONPATH": str(HERE)})
     reads = {"read_every": 80, "in_thread": True}
     error = error_of_cpp(options=SHUFFLED, pool=pool.endpoint, **PICTURES_OF_PYTHON, **reads)
@@ -203,7 +203,7 @@ def test_a_tensor_that_stayed_is_not_read_in_another_thread(pool: PoolProcesses)
     ],
     ids=["plugin", "python", "plugin stream", "python stream"],
 )
-def test_each_kind_of_worker_goes_on_where_threads_were(
+def test_each_kind_of_worker_resumes_from_a_state_of_threads(
     of: dict[str, Any], options: dict[str, Any], iterable: bool
 ) -> None:
     whole = with_threads(options, iterable=iterable)
@@ -215,7 +215,7 @@ def test_each_kind_of_worker_goes_on_where_threads_were(
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_pool_of_native_workers_serves_a_program_and_one_may_be_killed(
+def test_native_pool_serves_a_program_despite_a_killed_worker(
     pool: PoolProcesses,
 ) -> None:
     size, options = 400, {"batch_size": 4, "shuffle": True}
@@ -233,7 +233,7 @@ def test_a_pool_of_native_workers_serves_a_program_and_one_may_be_killed(
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_workers_go_to_the_programs_whose_jobs_they_run(pool: PoolProcesses) -> None:
+def test_workers_are_assigned_to_jobs_that_they_can_run(pool: PoolProcesses) -> None:
     native, python = (
         pool.start_native_worker(),
         pool.start_worker(environment={"PYTHONPATH": str(HERE)}),
@@ -253,7 +253,7 @@ def test_workers_go_to_the_programs_whose_jobs_they_run(pool: PoolProcesses) -> 
 
 
 @pytest.mark.slow
-def test_a_plugin_is_opened_anew_for_each_run_of_a_program(pool: PoolProcesses) -> None:
+def test_plugin_is_reloaded_for_each_run_of_a_program(pool: PoolProcesses) -> None:
     """Its dataset continued from the place where the run before had stopped."""
     pool.start_native_worker()
     of = {**OF_PLUGIN, "dataset": "counting", "pool": pool.endpoint}
@@ -263,7 +263,7 @@ def test_a_plugin_is_opened_anew_for_each_run_of_a_program(pool: PoolProcesses) 
 
 
 @pytest.mark.slow
-def test_what_a_plugin_leaves_in_a_session_of_its_own_ends_with_its_process(
+def test_session_left_by_a_plugin_ends_with_its_process(
     pool: PoolProcesses, tmp_path: Path
 ) -> None:
     worker = pool.start_native_worker()
@@ -279,7 +279,7 @@ def test_what_a_plugin_leaves_in_a_session_of_its_own_ends_with_its_process(
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_pool_without_workers_of_its_kind_says_so(pool: PoolProcesses) -> None:
+def test_pool_without_suitable_workers_is_reported(pool: PoolProcesses) -> None:
     pool.start_worker()
     said = error_of_cpp(size=SIZE, options=SHUFFLED, seed=3, pool=pool.endpoint, **OF_PLUGIN)
     assert "no worker of the pool can run this job" in said
@@ -309,7 +309,7 @@ def failure(of: dict[str, Any], **given: Any) -> str:
     ],
     ids=lambda value: next(iter(value.values()), "") if isinstance(value, dict) else "",
 )
-def test_a_plugin_that_fails_is_told_of(changes: dict[str, Any], message: str) -> None:
+def test_plugin_failures_are_reported(changes: dict[str, Any], message: str) -> None:
     assert message in failure({**OF_PLUGIN, **changes})
 
 
@@ -328,9 +328,7 @@ LACKS_A_SYMBOL = "void not_there(void); void penstock_dataset_draw(void) { not_t
     ],
     ids=["another torch", "another penstock", "a missing symbol"],
 )
-def test_a_plugin_that_does_not_belong_here_is_refused(
-    tmp_path: Path, versions: str, message: str
-) -> None:
+def test_incompatible_plugin_is_rejected(tmp_path: Path, versions: str, message: str) -> None:
     entry = f"static const struct Entry entry = {{{versions}, 0}};\n"
     ask = "const void* penstock_dataset_draw(void) { return &entry; }\n"
     source, library = tmp_path / "other.c", tmp_path / "libother.so"
@@ -351,20 +349,20 @@ def test_a_plugin_that_does_not_belong_here_is_refused(
     ],
     ids=["no Python", "no module", "no function", "other arguments"],
 )
-def test_a_dataset_in_python_that_fails_is_told_of(
+def test_python_dataset_failures_are_reported(
     changes: dict[str, Any], environment: dict[str, str], message: str
 ) -> None:
     assert message in failure({**OF_PYTHON, **changes}, environment=environment)
 
 
-def test_a_dataset_in_python_needs_worker_processes() -> None:
+def test_python_dataset_requires_worker_processes() -> None:
     said = error_of_cpp(size=SIZE, options={"batch_size": 4}, seed=3, **OF_PYTHON)
     assert "set num_workers or pool" in said
 
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_nothing_is_left_when_the_program_is_killed() -> None:
+def test_workers_end_when_the_program_is_killed() -> None:
     of = {**OF_PLUGIN, "arguments": {"size": 4000, "delay_ms": 5}}
     program = start_cpp(size=SIZE, options={"batch_size": 4, "num_workers": 2}, seed=3, **of)
     assert program.stdout is not None and program.stdout.readline()
@@ -399,7 +397,7 @@ def native_worker(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_native_worker_says_how_it_is_called() -> None:
+def test_native_worker_prints_help_and_version() -> None:
     shown = native_worker("--help")
     assert shown.returncode == 0
     assert "--data-advertise ADDRESS" in shown.stdout
@@ -428,9 +426,7 @@ def _libraries_of_native_worker() -> list[str]:
         (("--controller", "tcp://127.0.0.1:9", "--grace", "0"), "--grace is '0'"),
     ],
 )
-def test_the_native_worker_refuses_what_it_does_not_know(
-    arguments: tuple[str, ...], message: str
-) -> None:
+def test_native_worker_rejects_invalid_arguments(arguments: tuple[str, ...], message: str) -> None:
     done = native_worker(*arguments)
     assert done.returncode == 2
     assert message in done.stderr

@@ -44,7 +44,7 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path / "penstock" / native_folder().relative_to(PACKAGE)
 
 
-def told(copy: Path) -> str:
+def device_output(copy: Path) -> str:
     """The program's output about the device; a worker sends its first batches."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
@@ -73,7 +73,7 @@ def needed(library: Path) -> str:
     return " ".join(line for line in listed.splitlines() if "(NEEDED)" in line)
 
 
-def test_nothing_but_the_part_for_cuda_links_to_libraries_of_cuda() -> None:
+def test_only_the_cuda_part_links_to_cuda_libraries() -> None:
     for library in (Path(_C.__file__), native_folder() / "libpenstock.so.0.1"):
         assert "libtorch_cpu" in needed(library)
         assert "cuda" not in needed(library)
@@ -81,16 +81,16 @@ def test_nothing_but_the_part_for_cuda_links_to_libraries_of_cuda() -> None:
         assert "libcudart.so" in needed(CUDA_PART) and "libc10_cuda.so" in needed(CUDA_PART)
 
 
-def test_a_build_without_the_part_says_what_to_install(copy: Path) -> None:
+def test_build_without_cuda_part_names_what_to_install(copy: Path) -> None:
     (copy / "libpenstock_cuda.so").unlink(missing_ok=True)
     assert (
         "device cuda:0 was requested, but this build of penstock does not support CUDA; install"
-        in told(copy)
+        in device_output(copy)
     )
 
 
 @pytest.mark.long
-def test_a_part_whose_libraries_torch_has_not_got_names_them(copy: Path, tmp_path: Path) -> None:
+def test_missing_cuda_libraries_are_named(copy: Path, tmp_path: Path) -> None:
     """As with a torch for the CPU, or for another CUDA."""
     compile_library("int of_cuda(void) { return 0; }", tmp_path / "libcudart_of_another.so")
     compile_library(
@@ -98,26 +98,26 @@ def test_a_part_whose_libraries_torch_has_not_got_names_them(copy: Path, tmp_pat
         copy / "libpenstock_cuda.so",
         *(f"-L{tmp_path}", "-lcudart_of_another"),
     )
-    said = told(copy)
+    said = device_output(copy)
     assert "penstock's library for CUDA" in said and "cannot be loaded with this torch" in said
     assert "libcudart_of_another.so" in said and "or pass device=None" in said
 
 
 @pytest.mark.long
-def test_a_part_of_another_build_is_refused(copy: Path) -> None:
+def test_cuda_part_of_another_build_is_rejected(copy: Path) -> None:
     compile_library(
         "unsigned long entries[8]; void* penstock_cuda_entries(void) { return entries; }",
         copy / "libpenstock_cuda.so",
     )
-    said = told(copy)
+    said = device_output(copy)
     assert "libpenstock_cuda.so belongs to another build than the library that loads it" in said
     assert "two versions of penstock were installed over each other" in said
 
 
 @pytest.mark.long
 @pytest.mark.skipif(not CUDA_PART.exists(), reason="this build has no part for CUDA")
-def test_the_part_loads_beside_this_torch(copy: Path) -> None:
-    said = told(copy)
+def test_cuda_part_loads_with_the_installed_torch(copy: Path) -> None:
+    said = device_output(copy)
     if torch.cuda.device_count() == 0:
         assert "device cuda:0 was requested, but this machine has 0 CUDA devices" in said
     else:

@@ -33,7 +33,7 @@ TOKEN = "0123456789abcdef0123456789abcdef"
         ("[::]:80", "::", 80, False),
     ],
 )
-def test_an_address_is_a_port_with_or_without_a_host(
+def test_listen_address_is_a_port_with_an_optional_host(
     text: str, address: str, port: int, is_loopback: bool
 ) -> None:
     if text.startswith("localhost"):
@@ -54,12 +54,12 @@ def test_an_address_is_a_port_with_or_without_a_host(
         ("no-such-name.invalid:80", "cannot resolve 'no-such-name.invalid'"),
     ],
 )
-def test_another_address_is_refused_with_a_sentence(text: str, words: str) -> None:
+def test_invalid_listen_address_is_rejected(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         parse_listen_address(text)
 
 
-def test_an_address_that_other_machines_reach_needs_a_token() -> None:
+def test_non_loopback_address_requires_a_token() -> None:
     check_openness(parse_listen_address("8080"))
     with pytest.raises(PenstockError, match=r"0\.0\.0\.0.*leave --dashboard-open out, or"):
         check_openness(parse_listen_address("0.0.0.0:8080"))
@@ -72,13 +72,13 @@ def token_file(folder: Path, content: str | bytes, mode: int = 0o600) -> str:
     return str(path)
 
 
-def test_a_token_is_one_line_of_a_file_that_its_owner_alone_reads(tmp_path: Path) -> None:
+def test_token_is_read_from_a_private_one_line_file(tmp_path: Path) -> None:
     assert read_token(token_file(tmp_path, f"{TOKEN}\n")) == TOKEN
     assert read_token(token_file(tmp_path, TOKEN, 0o400)) == TOKEN
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o666])
-def test_a_token_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
+def test_token_file_accessible_to_others_is_rejected(tmp_path: Path, mode: int) -> None:
     path = token_file(tmp_path, TOKEN, mode)
     with pytest.raises(PenstockError, match=rf"{mode:04o}.*chmod 600 {path}"):
         read_token(path)
@@ -88,14 +88,14 @@ def test_a_token_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> N
     "content",
     ["", "short\n", "0123456789 abcdef\n", f"{TOKEN}\n{TOKEN}\n", b"\xff" * 32, "x" * 600],
 )
-def test_what_is_no_token_is_refused(tmp_path: Path, content: str | bytes) -> None:
+def test_malformed_token_is_rejected(tmp_path: Path, content: str | bytes) -> None:
     with pytest.raises(
         PenstockError, match="must contain one line of 16 to 512 letters.*openssl rand"
     ):
         read_token(token_file(tmp_path, content))
 
 
-def test_a_token_file_that_is_none_is_told(tmp_path: Path) -> None:
+def test_unreadable_token_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(PenstockError, match="No such file.*create one with"):
         read_token(str(tmp_path / "missing"))
     with pytest.raises(PenstockError, match="Is a directory.*create one with"):
@@ -113,7 +113,7 @@ def access(token: str | None = None, address: str = "8080") -> DashboardAccess:
         "pool.example.org", "pool.example.org.:443", socket.gethostname(),
     ],
 )  # fmt: skip
-def test_a_host_that_is_this_one_or_an_address_is_served(host: str) -> None:
+def test_own_host_names_and_addresses_are_served(host: str) -> None:
     assert access().refusal_of_host([host]) is None
 
 
@@ -125,13 +125,13 @@ def test_a_host_that_is_this_one_or_an_address_is_served(host: str) -> None:
         ["[::1"], ["a b"], ["\x1b[2J"],
     ],
 )  # fmt: skip
-def test_another_host_is_refused_with_a_sentence(hosts: list[str]) -> None:
+def test_unknown_host_is_rejected_with_advice(hosts: list[str]) -> None:
     refusal = access().refusal_of_host(hosts)
     assert refusal is not None and refusal.status == 421
     assert "--dashboard-name" in refusal.sentence and refusal.sentence.isprintable()
 
 
-def test_a_token_is_shown_as_a_bearers_or_by_the_cookie_made_of_it() -> None:
+def test_token_is_accepted_as_bearer_or_as_cookie() -> None:
     guarded = access(TOKEN)
     cookie = guarded.set_cookie().partition(";")[0]
     assert TOKEN not in cookie
@@ -143,7 +143,7 @@ def test_a_token_is_shown_as_a_bearers_or_by_the_cookie_made_of_it() -> None:
     assert access().refusal_of_stranger(None, None) is None
 
 
-def test_token_in_an_address_is_compared() -> None:
+def test_token_in_the_url_is_checked() -> None:
     assert access(TOKEN).refusal_of_token(TOKEN) is None
     for given in ("", TOKEN[:-1], f"{TOKEN}x", "\udcff"):
         refusal = access(TOKEN).refusal_of_token(given)
@@ -151,7 +151,7 @@ def test_token_in_an_address_is_compared() -> None:
         assert "--dashboard-token-file" in refusal.sentence
 
 
-def test_two_dashboards_of_one_machine_have_cookies_side_by_side() -> None:
+def test_cookies_of_two_dashboards_coexist() -> None:
     both = [access(TOKEN), access(TOKEN[::-1])]
     cookies = "; ".join(one.set_cookie().partition(";")[0] for one in both)
     assert all(one.refusal_of_stranger(None, cookies) is None for one in both)
@@ -171,13 +171,15 @@ def test_two_dashboards_of_one_machine_have_cookies_side_by_side() -> None:
         (None, f"{DashboardAccess(parse_listen_address('0'), TOKEN, []).cookie_name}="),
     ],
 )
-def test_who_shows_no_token_is_told_how_to(authorization: str | None, cookie: str | None) -> None:
+def test_request_without_a_valid_token_gets_instructions(
+    authorization: str | None, cookie: str | None
+) -> None:
     refusal = access(TOKEN).refusal_of_stranger(authorization, cookie)
     assert refusal is not None and refusal.status == 401
     assert "?token=TOKEN" in refusal.sentence and "Authorization: Bearer" in refusal.sentence
 
 
-def test_a_folder_of_keys_needs_the_operators(tmp_path: Path) -> None:
+def test_key_folder_requires_the_operator_secret(tmp_path: Path) -> None:
     check_operator_keys(None)
     with pytest.raises(PenstockError, match=r"has no\s+operator.secret"):
         check_operator_keys(str(tmp_path))

@@ -130,7 +130,7 @@ def test_every_view_is_reached_by_a_click(page: Browser, made: str) -> None:
     assert page.complaints() == []
 
 
-def test_charts_plans_and_filters_answer_to_the_hand(page: Browser, made: str) -> None:
+def test_charts_plans_and_filters_respond_to_input(page: Browser, made: str) -> None:
     page.open(f"{made}#overview")
     page.wait_for("all: ")
     page.click(".tools button:nth-child(1)")
@@ -172,7 +172,7 @@ def test_charts_plans_and_filters_answer_to_the_hand(page: Browser, made: str) -
     assert page.complaints() == []
 
 
-def test_a_large_plan_is_folded(page: Browser) -> None:
+def test_large_plan_is_folded(page: Browser) -> None:
     """It was a box for each of 196 calls, ten thousand pixels high."""
     with served(LargeWatch()) as site:
         page.open(f"{site.url}#plan")
@@ -189,7 +189,7 @@ def test_a_large_plan_is_folded(page: Browser) -> None:
     assert page.complaints() == []
 
 
-def test_all_is_reached_by_keys_and_has_a_name(page: Browser, made: str) -> None:
+def test_controls_are_labelled_and_reachable_by_keyboard(page: Browser, made: str) -> None:
     page.open(made)
     page.wait_for("train.py: Images")
     page.press("TAB")
@@ -227,7 +227,9 @@ def contrast(one: str, other: str) -> float:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_letters_can_be_read_on_light_and_dark_pages(page: Browser, made: str, theme: str) -> None:
+def test_text_contrast_suffices_in_light_and_dark_themes(
+    page: Browser, made: str, theme: str
+) -> None:
     for name in VIEWS:
         page.open(f"{made}#{name}", theme=theme)
         page.wait_for("controller 22ab0000")
@@ -253,7 +255,7 @@ def test_letters_can_be_read_on_light_and_dark_pages(page: Browser, made: str, t
     assert (sum(channels(ground)) < 0.3) == (theme == "dark")
 
 
-def test_the_theme_can_be_chosen_and_is_kept(page: Browser, made: str) -> None:
+def test_chosen_theme_is_kept(page: Browser, made: str) -> None:
     def ground() -> str:
         return str(page.ask("return getComputedStyle(document.documentElement).backgroundColor"))
 
@@ -270,7 +272,7 @@ def test_the_theme_can_be_chosen_and_is_kept(page: Browser, made: str) -> None:
     assert page.text("#theme") == "Theme: system" and ground() == light
 
 
-def test_a_phone_shows_every_view_without_scrolling_to_the_side(page: Browser, made: str) -> None:
+def test_phone_shows_every_view_without_horizontal_scrolling(page: Browser, made: str) -> None:
     for name in VIEWS:
         page.open(f"{made}#{name}", width=360, height=740)
         page.wait_for("controller 22ab0000")
@@ -293,16 +295,14 @@ def test_a_phone_shows_every_view_without_scrolling_to_the_side(page: Browser, m
         assert small == [], "too small for a finger"
 
 
-def test_what_peers_say_of_themselves_is_text(page: Browser, made: str) -> None:
+def test_text_from_peers_is_not_parsed_as_markup(page: Browser, made: str) -> None:
     page.open(f"{made}#workers")
     page.wait_for("<img src=x onerror=alert(1)>")
     assert page.ask("return document.querySelectorAll('#view img, #view script').length") == 0
     assert page.complaints() == []
 
 
-def test_a_pool_loses_a_worker_and_then_its_controller_while_one_watches(
-    page: Browser, pool: PoolProcesses
-) -> None:
+def test_lost_worker_and_lost_controller_are_shown(page: Browser, pool: PoolProcesses) -> None:
     controller = pool.start_controller("--dashboard", "0", "--dashboard-open")
     url = f"http://127.0.0.1:{port_of(controller)}/"
     supervisor, _ = pool.start_workers(2)
@@ -338,7 +338,7 @@ def test_a_pool_loses_a_worker_and_then_its_controller_while_one_watches(
     shoot(page, "lost-controller")
 
 
-def test_a_browser_needs_the_token_once(page: Browser, pool: PoolProcesses, tmp_path: Path) -> None:
+def test_browser_needs_the_token_once(page: Browser, pool: PoolProcesses, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text(TOKEN)
     token.chmod(0o600)
@@ -379,7 +379,7 @@ class _Elsewhere(http.server.BaseHTTPRequestHandler):
         """Write no log."""
 
 
-def test_another_site_can_link_to_a_dashboard_and_cannot_read_it(page: Browser) -> None:
+def test_other_sites_can_link_to_a_dashboard_but_not_read_it(page: Browser) -> None:
     with served(MadeWatch(), TOKEN) as dashboard:
         handler = type("Handler", (_Elsewhere,), {"dashboard": dashboard.url})
         site = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -399,7 +399,7 @@ def test_another_site_can_link_to_a_dashboard_and_cannot_read_it(page: Browser) 
             site.server_close()
 
 
-def test_a_site_that_leads_its_name_here_is_not_served(page: Browser, made: str) -> None:
+def test_dns_rebinding_is_rejected(page: Browser, made: str) -> None:
     """DNS rebinding: to the browser the dashboard then belongs to the site's origin."""
     page.open(made.replace("127.0.0.1", ELSEWHERE))
     page.wait_for("is not a name of this dashboard")

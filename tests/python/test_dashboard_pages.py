@@ -22,7 +22,7 @@ class Elements(HTMLParser):
         self.found.append((tag, dict(attrs)))
 
 
-def test_every_file_that_a_page_names_is_there_and_every_one_is_named() -> None:
+def test_pages_reference_exactly_the_packaged_files() -> None:
     named = {"/index.html", "/"}
     for tag, attributes in Elements(FILES["/"]).found:
         target = attributes.get("src") or (attributes.get("href") if tag == "link" else None)
@@ -34,7 +34,7 @@ def test_every_file_that_a_page_names_is_there_and_every_one_is_named() -> None:
     assert named == set(FILES)
 
 
-def test_what_a_module_imports_is_exported_there() -> None:
+def test_imported_names_are_exported_and_used() -> None:
     for path, text in FILES.items():
         for names, module in re.findall(r'import \{([^}]+)\} from "\./([^"]+)"', text):
             for name in (one.strip() for one in names.split(",")):
@@ -43,7 +43,7 @@ def test_what_a_module_imports_is_exported_there() -> None:
                 assert len(re.findall(rf"\b{name}\b", text)) > 1, f"{path} has no use for {name}"
 
 
-def test_nothing_comes_from_elsewhere_or_as_text_that_is_run() -> None:
+def test_pages_load_nothing_external_and_evaluate_no_text() -> None:
     for path, text in FILES.items():
         addresses = set(re.findall(r"https?://[^\s\"'<>)]+", text))
         assert addresses <= {"http://www.w3.org/2000/svg"}, path
@@ -54,7 +54,7 @@ def test_nothing_comes_from_elsewhere_or_as_text_that_is_run() -> None:
         assert tag != "style" and (tag != "script" or attributes.get("src"))
 
 
-def test_a_page_says_its_language_and_where_things_are() -> None:
+def test_page_declares_its_language_and_landmarks() -> None:
     found = Elements(FILES["/"]).found
     tags = [tag for tag, _ in found]
     assert ("html", {"lang": "en"}) in found

@@ -112,7 +112,7 @@ def guarded(pool: PoolProcesses, tmp_path: Path) -> Site:
     return Site(port_of(pool.start_controller(*options)))
 
 
-def test_a_pool_is_told_as_json_and_a_killed_worker_as_an_event(
+def test_pool_is_served_as_json_and_a_killed_worker_as_an_event(
     pool: PoolProcesses, site: Site
 ) -> None:
     worker, _ = pool.start_workers(2)
@@ -154,7 +154,7 @@ def test_a_pool_is_told_as_json_and_a_killed_worker_as_an_event(
     assert all(event["sequence"] > died["sequence"] for event in later["events"])
 
 
-def test_metrics_are_those_of_the_pool_in_both_formats(pool: PoolProcesses, site: Site) -> None:
+def test_metrics_are_served_in_both_formats(pool: PoolProcesses, site: Site) -> None:
     pool.start_worker()
     pool.start_training()
     site.wait_for("/api/history", lambda history: history["points"][-1]["batches_per_s"] > 0)
@@ -169,7 +169,7 @@ def test_metrics_are_those_of_the_pool_in_both_formats(pool: PoolProcesses, site
     assert {s.name for family in parse_open(text.decode()) for s in family.samples} == names
 
 
-def test_pages_have_the_headers_that_keep_others_out(site: Site) -> None:
+def test_pages_have_security_headers(site: Site) -> None:
     for path, kind in (("/", "text/html"), ("/index.html", "text/html"), ("/api/events", "json")):
         site.wait_for("/api/status", lambda status: True)
         status, headers, content = site.ask(path, Origin="http://evil.example")
@@ -183,7 +183,7 @@ def test_pages_have_the_headers_that_keep_others_out(site: Site) -> None:
         assert (status, nothing) == (200, b"") and int(of_head["Content-Length"]) > 0
 
 
-def test_it_changes_nothing_and_has_nothing_else(site: Site) -> None:
+def test_other_methods_and_unknown_paths_are_rejected(site: Site) -> None:
     for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS", "CONNECT", "TRACE", "BREW"):
         status, headers, content = site.ask("/", method, b"x" * 1000)
         assert (status, headers["Allow"]) == (405, "GET, HEAD"), method
@@ -202,7 +202,7 @@ def test_it_changes_nothing_and_has_nothing_else(site: Site) -> None:
     )
 
 
-def test_address_that_is_none_is_answered_with_a_sentence(site: Site) -> None:
+def test_malformed_url_gets_an_explanation(site: Site) -> None:
     """The connection was closed without an answer."""
     answer = site.say(b"GET http://[::1/ HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 400")
@@ -212,14 +212,14 @@ def test_address_that_is_none_is_answered_with_a_sentence(site: Site) -> None:
         assert status == 400 and b"at most 10 fields" in content
 
 
-def test_a_page_under_another_name_is_not_served(site: Site) -> None:
+def test_unknown_host_name_is_not_served(site: Site) -> None:
     status, _, content = site.ask("/api/status", Host="evil.example")
     assert status == 421 and b"--dashboard-name" in content
     assert site.say(b"GET / HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 421")
     assert site.say(b"GET / HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 421")
 
 
-def test_a_browser_shows_the_token_once_and_gets_a_cookie(guarded: Site) -> None:
+def test_token_in_the_url_is_exchanged_for_a_cookie(guarded: Site) -> None:
     for path in ("/", "/api/status", "/metrics", "/app.js"):
         status, headers, content = guarded.ask(path)
         assert (status, headers["WWW-Authenticate"]) == (401, 'Bearer realm="penstock"')
@@ -238,7 +238,7 @@ def test_a_browser_shows_the_token_once_and_gets_a_cookie(guarded: Site) -> None
 
 
 @pytest.mark.long
-def test_requests_that_are_none_end_and_leave_the_others_alone(site: Site) -> None:
+def test_malformed_requests_end_without_affecting_others(site: Site) -> None:
     long = b"x" * (HEAD_BYTES_MAX + 10)
     for text in (
         b"GET /" + long + b" HTTP/1.1\r\n\r\n",
@@ -254,7 +254,7 @@ def test_requests_that_are_none_end_and_leave_the_others_alone(site: Site) -> No
     assert site.ask("/index.html")[0] == 200
 
 
-def test_version_is_told_to_holders_of_the_token_alone(guarded: Site) -> None:
+def test_version_is_shown_only_with_the_token(guarded: Site) -> None:
     for path, method in (("/", "GET"), ("/api/status", "GET"), ("/", "POST"), ("/?token=x", "GET")):
         status, headers, content = guarded.ask(path, method)
         assert status in (401, 405)
@@ -294,7 +294,7 @@ def slow_strangers(port: int, count: int) -> Iterator[None]:
             one.close()
 
 
-def test_strangers_keep_nobody_with_the_token_out(guarded: Site) -> None:
+def test_strangers_cannot_lock_out_token_holders(guarded: Site) -> None:
     """With 40 slow connections open, each of 40 scrapes got status 503."""
     guarded.wait_for("/api/status", lambda status: True, **BEARER)
     with slow_strangers(guarded.port, 40):
@@ -341,7 +341,7 @@ def is_open(connection: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize("token", [None, TOKEN])
-def test_oldest_stranger_makes_room_for_a_new_one(
+def test_oldest_stranger_is_dropped_for_a_new_one(
     monkeypatch: pytest.MonkeyPatch, token: str | None
 ) -> None:
     monkeypatch.setattr(dashboard_server, "HEAD_S", 1e6)
@@ -355,7 +355,7 @@ def test_oldest_stranger_makes_room_for_a_new_one(
         assert all(is_open(one) for one in silent[3:])
 
 
-def test_close_waits_until_its_threads_have_closed_their_connections(
+def test_close_waits_for_its_connection_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     taken, released = threading.Event(), threading.Event()
@@ -378,7 +378,7 @@ def test_close_waits_until_its_threads_have_closed_their_connections(
         assert not closing.is_alive()
 
 
-def test_address_that_has_the_most_strangers_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_address_with_the_most_strangers_is_dropped_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dashboard_server, "HEAD_S", 1e6)
     monkeypatch.setattr(dashboard_server, "STRANGERS_MAX", 4)
     with served(StillWatch(), TOKEN) as site, contextlib.ExitStack() as stack:
@@ -388,7 +388,7 @@ def test_address_that_has_the_most_strangers_makes_room(monkeypatch: pytest.Monk
         assert is_open(other) and all(is_open(one) for one in silent[6:])
 
 
-def test_silent_strangers_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_strangers_are_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dashboard_server, "HEAD_S", 0.1)
     with served(StillWatch(), TOKEN) as site, stranger(site) as silent, stranger(site) as slow:
         assert silent.recv(1) == b""
@@ -398,7 +398,7 @@ def test_silent_strangers_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
             assert not slow.recv(1)
 
 
-def test_holders_of_the_token_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_holder_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dashboard_server, "HOLDERS_MAX", 0)
     with served(StillWatch(), TOKEN) as site:
         for path, headers in (("/", BEARER), (f"/?token={TOKEN}", {})):
@@ -423,7 +423,7 @@ def test_addresses_of_one_source_are_counted_together(one: str, other: str, is_s
 
 
 @pytest.mark.parametrize("plan", ["[" * 100_000, "nonsense", "{}", "[1]", '{"calls": 3}'])
-def test_what_is_no_plan_is_answered_with_a_sentence(plan: str) -> None:
+def test_malformed_plan_gets_an_explanation(plan: str) -> None:
     """The connection was closed without an answer, or the trainer was reported as missing."""
     with served(StillWatch(plan=plan)) as site:
         status, _, content = site.ask(f"/api/plan?trainer={FIRST}")
@@ -431,7 +431,7 @@ def test_what_is_no_plan_is_answered_with_a_sentence(plan: str) -> None:
         assert "reported an invalid plan" in json.loads(content)["error"]
 
 
-def test_open_dashboard_shows_the_first_digits_of_ids_alone() -> None:
+def test_open_dashboard_shows_only_id_prefixes() -> None:
     with served(StillWatch(shows_ids=False)) as site:
         status, _, content = site.ask("/api/status")
         assert status == 200
@@ -446,7 +446,7 @@ def test_open_dashboard_shows_the_first_digits_of_ids_alone() -> None:
         assert plan == {"trainer": FIRST[:8], "plan": None, "has_left": False}
 
 
-def test_without_a_token_file_a_token_is_drawn_and_told_to_its_user(pool: PoolProcesses) -> None:
+def test_token_is_generated_without_a_token_file(pool: PoolProcesses) -> None:
     """Every user of the machine could read the dashboard."""
     controller = pool.start_controller("--dashboard", "0")
     site = Site(port_of(controller))
@@ -463,7 +463,7 @@ def test_without_a_token_file_a_token_is_drawn_and_told_to_its_user(pool: PoolPr
     assert not path.exists()
 
 
-def test_terminal_shows_the_address_with_the_token_that_is_drawn(pool: PoolProcesses) -> None:
+def test_terminal_shows_the_url_with_the_generated_token(pool: PoolProcesses) -> None:
     command = [sys.executable, "-m", "penstock", "controller", "--bind", "tcp://127.0.0.1:0"]
     shown = re.compile(r"http://127\.0\.0\.1:(\d+)/\?token=([0-9a-f]{32})")
     program = TerminalProgram([*command, "--dashboard", "0"], pool.environment, columns=250)
@@ -475,7 +475,7 @@ def test_terminal_shows_the_address_with_the_token_that_is_drawn(pool: PoolProce
         program.close()
 
 
-def test_a_scrape_ends_when_its_controller_is_killed(pool: PoolProcesses, site: Site) -> None:
+def test_scrape_ends_when_the_controller_is_killed(pool: PoolProcesses, site: Site) -> None:
     """Each scrape is complete, or fails; none hangs."""
     site.wait_for("/api/status", lambda status: True)
     outcomes: list[str] = []
@@ -505,7 +505,7 @@ def test_a_scrape_ends_when_its_controller_is_killed(pool: PoolProcesses, site: 
     assert outcomes.count("broken off") == len(scrapers)
 
 
-def test_a_pool_that_is_dead_is_told_with_status_503(
+def test_dead_pool_is_reported_with_status_503(
     pool: PoolProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool_watch, "STALE_S", 0.5)
@@ -524,7 +524,7 @@ def test_a_pool_that_is_dead_is_told_with_status_503(
 
 
 @pytest.mark.parametrize("jump_s", [365 * 86_400, -365 * 86_400])
-def test_a_status_is_as_old_as_it_is_whatever_the_clock_is_set_to(
+def test_status_age_is_independent_of_the_wall_clock(
     monkeypatch: pytest.MonkeyPatch, jump_s: float
 ) -> None:
     """The status of a dead pool was shown for a year after the clock had been set back by a
@@ -539,7 +539,7 @@ def test_a_status_is_as_old_as_it_is_whatever_the_clock_is_set_to(
         watch.status_json()
 
 
-def test_a_port_that_is_taken_and_other_bad_options_are_told(
+def test_taken_port_and_invalid_options_are_reported(
     pool: PoolProcesses, site: Site, tmp_path: Path
 ) -> None:
     token = tmp_path / "readable"
@@ -575,7 +575,7 @@ def test_a_port_that_is_taken_and_other_bad_options_are_told(
 
 
 @pytest.mark.long
-def test_an_elastic_pool_has_a_dashboard_and_every_query_of_grafana_a_metric(
+def test_elastic_pool_exports_every_metric_that_grafana_queries(
     pool: PoolProcesses, tmp_path: Path
 ) -> None:
     options = ["--engine", "local", "--max", "2", "--price", "1", "--budget", "5"]
@@ -609,6 +609,6 @@ def test_an_elastic_pool_has_a_dashboard_and_every_query_of_grafana_a_metric(
     assert any("workers wanted" in event["text"] for event in scaled["events"])
 
 
-def test_a_token_is_nowhere_in_the_log(guarded: Site, pool: PoolProcesses) -> None:
+def test_token_is_not_logged(guarded: Site, pool: PoolProcesses) -> None:
     urllib.request.urlopen(f"http://127.0.0.1:{guarded.port}/?token={TOKEN}", timeout=9).read()
     assert TOKEN not in pool.processes[-1].output

@@ -38,7 +38,7 @@ def numbers_pipe() -> IterDataPipe[int]:
     return IterableWrapper(list(range(6))).shuffle()
 
 
-def test_it_is_a_subclass_of_torchs_loader_with_the_same_name() -> None:
+def test_dataloader_subclasses_torch_under_the_same_name() -> None:
     assert issubclass(DataLoader, torch.utils.data.DataLoader)
     assert DataLoader.__name__ == "DataLoader"
 
@@ -69,7 +69,7 @@ def test_stats_name_the_iterator_in_use(workers: int, kind: str) -> None:
     ids=repr,
 )
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true")
-def test_no_option_of_torchs_makes_it_fall_back(options: dict[str, Any]) -> None:
+def test_torch_options_cause_no_fallback(options: dict[str, Any]) -> None:
     data = {0: 3, 1: 4, 2: 5, 3: 6, "a": 1, "b": 2}
     options = {"sampler": [0, 1], **options} if "batch_sampler" not in options else options
     loader = DataLoader(data, num_workers=1, **options)  # type: ignore[arg-type, var-annotated]
@@ -89,7 +89,7 @@ def test_no_option_of_torchs_makes_it_fall_back(options: dict[str, Any]) -> None
         ("trust_workers", True),
     ],
 )
-def test_an_option_that_torchs_iterator_would_ignore_is_refused_with_a_datapipe(
+def test_options_that_torch_would_ignore_are_rejected_with_a_datapipe(
     name: str, value: Any
 ) -> None:
     """The batches were on the CPU, without any message."""
@@ -105,17 +105,17 @@ def test_an_option_that_torchs_iterator_would_ignore_is_refused_with_a_datapipe(
         assert str(error).startswith(text)
 
 
-def test_a_datapipe_may_be_given_the_options_that_change_nothing() -> None:
+def test_datapipe_accepts_options_without_effect() -> None:
     loader = DataLoader(numbers_pipe(), device="cpu", seeding="worker", overlap_epochs=False)
     assert sorted(loader) == list(range(6))
 
 
-def test_a_start_method_is_refused_with_a_pool_alone_as_torch_does_without_workers() -> None:
+def test_start_method_is_rejected_with_a_pool_and_no_workers() -> None:
     with pytest.raises(ValueError, match="multiprocessing_context can only be used with multi-pro"):
         DataLoader([1], pool="tcp://127.0.0.1:9", multiprocessing_context="spawn")
 
 
-def test_a_datapipe_falls_back_and_stats_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_datapipe_falls_back_and_stats_give_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PENSTOCK_FALLBACK", raising=False)
     torch.manual_seed(3)
     want = list(torch.utils.data.DataLoader(numbers_pipe(), batch_size=2, num_workers=1))
@@ -129,13 +129,13 @@ def test_a_datapipe_falls_back_and_stats_say_why(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.usefixtures("strict")
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_fallback_can_be_made_an_error(workers: int) -> None:
+def test_fallback_can_be_made_an_error(workers: int) -> None:
     loader = DataLoader(numbers_pipe(), num_workers=workers)
     with pytest.raises(FallbackError, match="datapipe.*PENSTOCK_FALLBACK"):
         iter(loader)
 
 
-def test_stats_count_batches_and_bytes_over_epochs_and_live_iterators() -> None:
+def test_stats_include_finished_epochs_and_live_iterators() -> None:
     loader = DataLoader(TensorDataset(torch.arange(40.0)), batch_size=4, num_workers=2)
     list(loader)
     assert loader.stats().batches == 10
@@ -148,7 +148,7 @@ def test_stats_count_batches_and_bytes_over_epochs_and_live_iterators() -> None:
     assert loader.stats().batches == 13
 
 
-def test_stats_of_persistent_epochs_add_up() -> None:
+def test_stats_accumulate_over_persistent_epochs() -> None:
     loader = DataLoader(Computed(6, number), num_workers=2, persistent_workers=True)
     for epoch in range(1, 4):
         list(loader)
@@ -156,7 +156,7 @@ def test_stats_of_persistent_epochs_add_up() -> None:
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "many", "", "1.5"])
-def test_a_bad_arena_size_is_refused_with_what_was_seen(
+def test_invalid_arena_size_is_rejected_with_its_value(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_ARENA_BYTES", text)
@@ -166,13 +166,13 @@ def test_a_bad_arena_size_is_refused_with_what_was_seen(
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_the_cpu_is_a_device(workers: int) -> None:
+def test_cpu_is_accepted_as_device(workers: int) -> None:
     loader = DataLoader(Computed(4, number), batch_size=2, num_workers=workers, device="cpu")
     assert loader.device == "cpu"
     assert all(batch.device.type == "cpu" for batch in loader)
 
 
-def test_a_change_of_device_makes_a_new_iterator_of_persistent_workers() -> None:
+def test_changing_device_replaces_the_persistent_iterator() -> None:
     loader = DataLoader(Computed(4, number), num_workers=1, persistent_workers=True)
     first = iter(loader)
     assert iter(loader) is first
@@ -182,7 +182,7 @@ def test_a_change_of_device_makes_a_new_iterator_of_persistent_workers() -> None
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks what happens without a GPU")
-def test_a_device_that_is_not_there_is_refused_by_iter(workers: int) -> None:
+def test_missing_device_is_rejected_by_iter(workers: int) -> None:
     loader = DataLoader([1], num_workers=workers, device="cuda")
     error = error_of(lambda: iter(loader))
     assert type(error) is UnsupportedError
@@ -190,7 +190,7 @@ def test_a_device_that_is_not_there_is_refused_by_iter(workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_driver_that_is_too_old_is_named_in_the_refusal(
+def test_outdated_driver_is_named_in_the_error(
     workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> None:
@@ -206,7 +206,7 @@ def test_a_driver_that_is_too_old_is_named_in_the_refusal(
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(("count", "there"), [(1, "cuda:0 alone"), (4, "cuda:0 to cuda:3")])
-def test_a_device_beyond_the_last_is_refused_with_those_that_are_there(
+def test_device_index_out_of_range_lists_the_available_devices(
     workers: int, count: int, there: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -217,14 +217,14 @@ def test_a_device_beyond_the_last_is_refused_with_those_that_are_there(
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_device_of_another_kind_is_refused_by_iter(workers: int) -> None:
+def test_unsupported_device_type_is_rejected_by_iter(workers: int) -> None:
     loader = DataLoader([1], num_workers=workers, device="meta")
     error = error_of(lambda: iter(loader))
     assert type(error) is UnsupportedError
     assert str(error).startswith("device='meta' was asked for")
 
 
-def test_an_iter_that_fails_leaves_no_second_error_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_iter_raises_no_second_error_in_del(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch's iterator also prints an AttributeError of its __del__."""
     ignored: list[Any] = []
     monkeypatch.setattr(
@@ -236,14 +236,14 @@ def test_an_iter_that_fails_leaves_no_second_error_behind(monkeypatch: pytest.Mo
     assert ignored == []
 
 
-def test_the_plan_is_absent_before_there_is_one_and_cannot_be_set() -> None:
+def test_plan_is_none_at_first_and_read_only() -> None:
     loader = DataLoader([1])
     assert loader.plan is None
     with pytest.raises(AttributeError):
         loader.plan = "mine"  # type: ignore[misc]
 
 
-def test_a_loader_can_be_copied_while_it_is_in_use() -> None:
+def test_loader_in_use_can_be_copied_and_pickled() -> None:
     loader = DataLoader(Computed(20, number), batch_size=2, num_workers=1)
     iterator = iter(loader)
     next(iterator)
@@ -252,14 +252,14 @@ def test_a_loader_can_be_copied_while_it_is_in_use() -> None:
     assert len(list(iterator)) == 9
 
 
-def test_a_persistent_loader_in_use_cannot_be_pickled_as_with_torch() -> None:
+def test_persistent_loader_in_use_cannot_be_pickled() -> None:
     loader = DataLoader(Computed(4, number), num_workers=1, persistent_workers=True)
     next(iter(loader))
     with pytest.raises(NotImplementedError, match="cannot be pickled"):
         pickle.dumps(loader)
 
 
-def test_our_errors_are_children_of_one() -> None:
+def test_errors_derive_from_penstock_error() -> None:
     assert issubclass(FallbackError, PenstockError)
     assert issubclass(UnsupportedError, PenstockError)
 
@@ -292,7 +292,7 @@ if __name__ == "__main__":
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_registry_changed_before_the_import_is_heeded(tmp_path: Path) -> None:
+def test_collate_registry_changed_before_import_is_used(tmp_path: Path) -> None:
     """penstock's collate replaced torch's when the change was made before its import."""
     with running("penstock", changing_registry(), tmp_path) as run:
         changed = "('changed', 2)"
@@ -302,7 +302,7 @@ def test_a_registry_changed_before_the_import_is_heeded(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_the_import_starts_no_thread_no_process_and_no_compiler(tmp_path: Path) -> None:
+def test_import_starts_no_thread_and_loads_no_dynamo_or_cuda(tmp_path: Path) -> None:
     code = (
         "import os, sys, torch; before = len(os.listdir('/proc/self/task')); import penstock;"
         "print(len(os.listdir('/proc/self/task')) - before, 'torch._dynamo' in sys.modules,"
@@ -314,7 +314,7 @@ def test_the_import_starts_no_thread_no_process_and_no_compiler(tmp_path: Path) 
     assert (done.stdout, done.returncode) == ("0 False False\n", 0), done.stderr
 
 
-def test_ten_loaders_in_use_at_once_do_not_mix_their_batches() -> None:
+def test_ten_concurrent_loaders_do_not_mix_their_batches() -> None:
     loaders = [
         DataLoader(Computed(12, lambda index, k=k: 100 * k + index), num_workers=1)
         for k in range(10)
@@ -325,7 +325,7 @@ def test_ten_loaders_in_use_at_once_do_not_mix_their_batches() -> None:
             assert int(next(iterator)) == 100 * k + index
 
 
-def test_default_collate_inside_the_dataset_works_too() -> None:
+def test_default_collate_works_inside_the_dataset() -> None:
     """A dataset that batches itself calls torch's collate in the worker."""
 
     def groups() -> Iterator[Any]:
@@ -343,7 +343,7 @@ def test_default_collate_inside_the_dataset_works_too() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_replaced", [False, True])
-def test_an_order_that_is_taken_over_after_iter_is_refused(is_replaced: bool) -> None:
+def test_sampler_iter_cannot_be_advanced_or_replaced_after_iter(is_replaced: bool) -> None:
     iterator: Any = iter(DataLoader(Computed(12, number), batch_size=2, num_workers=1))
     if is_replaced:
         iterator._sampler_iter = iter([[0, 1]])

@@ -25,7 +25,7 @@ class Folder(Dataset[Any]):
         return self.samples[index]
 
 
-class Said(Dataset[Any]):
+class WithOwnFingerprint(Dataset[Any]):
     def __init__(self, text: str) -> None:
         self.fingerprint = text
 
@@ -46,7 +46,7 @@ def of_one(value: float) -> TensorDataset:
         (np.arange(5), np.arange(5.0)),
         (of_one(1.0), of_one(2.0)),
         (Folder("/data", ["1.png", "2.png"]), Folder("/data", ["1.png", "3.png"])),
-        (Said("train-v1"), Said("train-v2")),
+        (WithOwnFingerprint("train-v1"), WithOwnFingerprint("train-v2")),
         (Subset(of_one(1.0), [1, 2]), Subset(of_one(1.0), [1, 3])),
         (Subset(of_one(1.0), [1, 2]), Subset(of_one(2.0), [1, 2])),
         (
@@ -55,20 +55,20 @@ def of_one(value: float) -> TensorDataset:
         ),
     ],
 )
-def test_datasets_with_other_content_differ(one: Any, other: Any) -> None:
+def test_datasets_with_different_content_differ(one: Any, other: Any) -> None:
     first = dataset_fingerprint(one)
     assert first is not None
     assert first != dataset_fingerprint(other)
     assert first == dataset_fingerprint(one)
 
 
-def test_the_folder_in_which_files_lie_does_not_count() -> None:
+def test_folder_of_the_files_does_not_matter() -> None:
     names = ["1.png", "2.png"]
     here, there = Folder("/data/0", names), Folder("/local/rank-3", names)
     assert dataset_fingerprint(here) == dataset_fingerprint(there) is not None
 
 
-def test_nothing_is_said_of_a_class_of_the_users() -> None:
+def test_user_defined_classes_have_no_fingerprint() -> None:
     class Own(Dataset[Any]):
         rank = 3
 
@@ -83,7 +83,7 @@ def test_nothing_is_said_of_a_class_of_the_users() -> None:
     assert dataset_fingerprint([object()]) is None
 
 
-def test_it_takes_a_bounded_part_of_large_data(tmp_path: Path) -> None:
+def test_fingerprint_reads_a_bounded_part_of_large_data(tmp_path: Path) -> None:
     large = torch.from_file(str(tmp_path / "rows"), True, 1 << 31, dtype=torch.uint8)
     assert dataset_fingerprint(TensorDataset(large.view(-1, 1 << 10))) is not None
     assert dataset_fingerprint(range(10**12)) is not None

@@ -25,13 +25,13 @@ class Looks:
         return self.state if self.takes_s <= allowed_s else None
 
 
-def test_what_stays_is_known_to_stay_at_the_first_look_after_the_beginning() -> None:
+def test_unchanged_dataset_is_recognised_at_the_first_inspection() -> None:
     watch = DatasetWatch(Looks())
     assert watch.has_stayed(0.1)
     assert watch.has_stayed(0.1)
 
 
-def test_a_look_takes_no_longer_than_a_batch_within_bounds() -> None:
+def test_inspection_time_is_bounded_by_the_batch_time() -> None:
     looks = Looks()
     watch = DatasetWatch(looks)
     for batch_s in (0.0, 0.1, 10.0):
@@ -39,7 +39,7 @@ def test_a_look_takes_no_longer_than_a_batch_within_bounds() -> None:
     assert looks.allowed == [0.005, 0.005, 0.1, 0.25]
 
 
-def test_a_change_is_compared_with_the_look_before() -> None:
+def test_dataset_is_compared_with_the_previous_inspection() -> None:
     looks = Looks()
     watch = DatasetWatch(looks)
     looks.state = 1  # such as a file that the first sample opens
@@ -47,7 +47,7 @@ def test_a_change_is_compared_with_the_look_before() -> None:
     assert watch.has_stayed(0.1)
 
 
-def test_a_dataset_that_always_changes_is_not_looked_at_for_ever() -> None:
+def test_inspections_stop_if_the_dataset_always_changes() -> None:
     looks = Looks()
     watch = DatasetWatch(looks)
     for epoch in range(10):
@@ -56,14 +56,14 @@ def test_a_dataset_that_always_changes_is_not_looked_at_for_ever() -> None:
     assert len(looks.allowed) == 4
 
 
-def test_what_takes_long_is_looked_at_where_batches_take_as_long() -> None:
+def test_slow_inspection_is_allowed_with_slow_batches() -> None:
     looks = Looks(takes_s=0.08)
     watch = DatasetWatch(looks)
     assert not watch.has_stayed(0.1), "the first state is not known"
     assert watch.has_stayed(0.1)
 
 
-def test_a_look_that_failed_is_tried_again_only_with_twice_the_time() -> None:
+def test_failed_inspection_is_retried_only_with_twice_the_time() -> None:
     looks = Looks(takes_s=10)
     watch = DatasetWatch(looks)
     for batch_s in (0.009, 0.01, 0.01, 0.019, 0.02, 1, 1, 1):
@@ -71,14 +71,14 @@ def test_a_look_that_failed_is_tried_again_only_with_twice_the_time() -> None:
     assert looks.allowed == [0.005, 0.01, 0.02, 0.25]
 
 
-def test_batches_made_in_vain_that_changed_nothing_are_forgotten() -> None:
+def test_dropped_batches_without_changes_are_forgotten() -> None:
     watch = DatasetWatch(Looks())
     assert watch.has_stayed(0.1)
     watch.note_dropped(3)
     assert watch.has_stayed(0.1)
 
 
-def test_batches_made_in_vain_that_changed_the_dataset_are_warned_of_and_the_last() -> None:
+def test_dropped_batches_that_changed_the_dataset_warn_and_are_the_last() -> None:
     looks = Looks()
     watch = DatasetWatch(looks)
     assert watch.has_stayed(0.1)

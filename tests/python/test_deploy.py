@@ -68,13 +68,15 @@ COMMANDS = [command for command in commands() if command[0] != "run"]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=shlex.join)
-def test_penstock_takes_the_commands(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_penstock_accepts_the_deployment_commands(
+    command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     parse: Parse = parsing(monkeypatch)
     monkeypatch.setenv("PENSTOCK_POOL", "tcp://alpha:7000")  # of the services and the scripts
     parse(command)
 
 
-def test_every_kind_of_command_was_found() -> None:
+def test_every_deployed_command_was_found() -> None:
     assert {command[0] for command in COMMANDS} == {"controller", "worker", "status", "keys"}
 
 
@@ -87,7 +89,7 @@ def verify(unit: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
-def test_systemd_finds_no_fault_in_a_unit(unit: Path, tmp_path: Path) -> None:
+def test_systemd_accepts_each_unit(unit: Path, tmp_path: Path) -> None:
     text = unit.read_text(encoding="utf-8").replace(PENSTOCK, sys.executable)
     (tmp_path / unit.name).write_text(text)
     done = verify(tmp_path / unit.name)
@@ -98,7 +100,7 @@ def test_systemd_finds_no_fault_in_a_unit(unit: Path, tmp_path: Path) -> None:
     assert "Unknown key" in verify(tmp_path / unit.name).stderr, "the check finds a wrong key"
 
 
-def test_the_workers_of_a_unit_are_told_to_end_once() -> None:
+def test_worker_unit_signals_only_its_main_process() -> None:
     """By default systemd signals every process, and the parent would signal the workers again: a
     second SIGTERM ends a worker in the middle of a batch."""
     text = (DEPLOY / "systemd" / "penstock-workers.service").read_text(encoding="utf-8")
@@ -106,7 +108,7 @@ def test_the_workers_of_a_unit_are_told_to_end_once() -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
-def test_a_script_is_right_for_its_shell(script: Path) -> None:
+def test_scripts_pass_the_shell_checks(script: Path) -> None:
     done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     if shutil.which("shellcheck") is None:
@@ -115,7 +117,7 @@ def test_a_script_is_right_for_its_shell(script: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_the_services_of_compose_are_there_and_share_one_image() -> None:
+def test_compose_services_exist_and_share_one_image() -> None:
     compose: dict[str, Any] = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))
     services = compose["services"]
     for service in services.values():
@@ -132,7 +134,7 @@ def test_the_services_of_compose_are_there_and_share_one_image() -> None:
     assert set(compose["volumes"]) == {"keys"}
 
 
-def test_compose_finds_no_fault() -> None:
+def test_compose_accepts_the_file() -> None:
     """Compose itself. Debian 12 has no package of it; the file was checked against the published
     schema by hand, without errors."""
     docker = shutil.which("docker")
@@ -191,7 +193,7 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
 @pytest.mark.long
 @pytest.mark.slow
 @needs_slurm
-def test_a_training_on_slurm_has_its_batches_from_workers_on_all_of_its_nodes(jobs: Jobs) -> None:
+def test_slurm_training_uses_workers_on_all_its_nodes(jobs: Jobs) -> None:
     (jobs.folder / "train.py").write_text(
         textwrap.dedent(
             """
@@ -227,7 +229,7 @@ def test_a_training_on_slurm_has_its_batches_from_workers_on_all_of_its_nodes(jo
 @pytest.mark.long
 @pytest.mark.slow
 @needs_slurm
-def test_workers_on_slurm_serve_a_pool_from_elsewhere(jobs: Jobs) -> None:
+def test_slurm_workers_serve_an_external_pool(jobs: Jobs) -> None:
     jobs.pool.start_controller()
     script = str(DEPLOY / "slurm" / "workers.sbatch")
     done = jobs.sbatch("--array=1-2", "--cpus-per-task=2", script, PENSTOCK_POOL=jobs.pool.endpoint)

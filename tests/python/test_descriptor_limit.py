@@ -33,13 +33,13 @@ def free_descriptors(count: int) -> Iterator[None]:
             os.close(descriptor)
 
 
-def test_a_connection_has_room() -> None:
+def test_connection_check_passes_with_enough_descriptors() -> None:
     check_can_connect()
     with free_descriptors(4):
         check_can_connect()
 
 
-def test_no_room_for_a_connection_is_said() -> None:
+def test_connection_check_fails_with_too_few_descriptors() -> None:
     with free_descriptors(3), pytest.raises(OSError, match="(?s)may have .*ulimit -n"):
         check_can_connect()
 
@@ -62,7 +62,7 @@ def lines_under(soft: int, hard: int) -> list[str]:
 
 
 @pytest.mark.slow
-def test_limit_of_a_process_that_serves_is_raised_and_reported() -> None:
+def test_descriptor_limit_is_raised_and_reported() -> None:
     least = DESCRIPTOR_LIMIT_LEAST
     assert least == _pool.DESCRIPTOR_LIMIT_LEAST
     changed, low = lines_under(200, 256)

@@ -69,7 +69,7 @@ def expected_batches(**options: Any) -> list[Any]:
 @on_each_device
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("bound", [None, 1, 20_000])
-def test_batches_are_those_moved_to_the_device(
+def test_batches_equal_those_moved_to_the_device(
     device: str, workers: int, bound: int | None
 ) -> None:
     options = {} if workers == 0 else {"prefetch_bytes": bound}
@@ -83,13 +83,13 @@ def test_batches_are_those_moved_to_the_device(
 
 
 @on_each_device
-def test_pinned_memory_and_a_device_go_together(device: str) -> None:
+def test_pin_memory_works_with_a_device(device: str) -> None:
     loader = DataLoader(Nested(), batch_size=4, num_workers=1, device=device, pin_memory=True)
     expect_same(next(iter(loader)), expected_batches()[0], device)
 
 
 @on_each_device
-def test_iterators_that_are_dropped_in_mid_epoch_leave_nothing(device: str) -> None:
+def test_batches_outlive_iterators_dropped_mid_epoch(device: str) -> None:
     loader = DataLoader(Nested(), batch_size=4, num_workers=2, prefetch_factor=4, device=device)
     for taken_count in range(5):
         iterator = iter(loader)
@@ -101,7 +101,7 @@ def test_iterators_that_are_dropped_in_mid_epoch_leave_nothing(device: str) -> N
 
 
 @on_each_device
-def test_an_exception_comes_in_the_place_of_its_batch(device: str) -> None:
+def test_exception_takes_the_place_of_its_batch(device: str) -> None:
     loader = DataLoader(Nested(failing=9), batch_size=4, num_workers=2, device=device)
     iterator = iter(loader)
     expected = expected_batches()
@@ -115,7 +115,7 @@ def test_an_exception_comes_in_the_place_of_its_batch(device: str) -> None:
 
 @on_each_device
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-def test_a_forked_child_that_drops_the_iterator_disturbs_nobody(device: str) -> None:
+def test_forked_child_dropping_the_iterator_has_no_effect(device: str) -> None:
     loader = DataLoader(Nested(), batch_size=4, num_workers=2, device=device)
     iterator = iter(loader)
     expected = expected_batches()
@@ -130,7 +130,7 @@ def test_a_forked_child_that_drops_the_iterator_disturbs_nobody(device: str) -> 
 
 
 @on_each_device
-def test_batches_looked_at_ahead_are_right(device: str) -> None:
+def test_lookahead_sees_the_coming_batches(device: str) -> None:
     loader = DataLoader(Nested(), batch_size=4, num_workers=2, prefetch_factor=4, device=device)
     expected = expected_batches()
     for index, batch in enumerate(loader):
@@ -174,7 +174,7 @@ def losses_of(model: nn.Module, loader: Any, device: str, has_autocast: bool) ->
 @on_each_device
 @pytest.mark.parametrize("has_autocast", [False, True])
 @pytest.mark.parametrize("backend", [None, "aot_eager"])
-def test_training_with_the_cut_is_that_without_penstock(
+def test_training_with_a_cut_matches_torch(
     device: str, has_autocast: bool, backend: str | None
 ) -> None:
     """Scales are powers of two, so that CPU and GPU kernels of the preprocessing agree bit for bit.
@@ -196,7 +196,7 @@ def test_training_with_the_cut_is_that_without_penstock(
 
 
 @pytest.mark.cuda
-def test_cuda_graphs_are_captured_while_batches_come() -> None:
+def test_cuda_graphs_can_be_captured_while_loading() -> None:
     """In torch's default mode a capture forbids other threads' queries; batches were wrong.
 
     Its CPU counterparts are the tests of tests/cpp/loader/copy_stage_test.cpp.
@@ -229,7 +229,7 @@ def memory_full() -> Iterator[None]:
 
 
 @pytest.mark.cuda
-def test_memory_that_is_full_in_mid_epoch_is_named_and_the_epoch_goes_on() -> None:
+def test_device_out_of_memory_is_reported_and_the_epoch_continues() -> None:
     """Its CPU counterpart is MemoryThatNeverComesIsAnErrorInPlaceOfTheBatchAlone."""
     rows = torch.zeros(40, 1 << 22)
     loader = DataLoader(rows, batch_size=4, num_workers=1, device="cuda")  # 64 MiB each
@@ -254,7 +254,7 @@ print([batch.is_pinned() for batch in loader])
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("loader_class", ["DataLoader", "torch.utils.data.DataLoader"])
-def test_batches_are_pinned_in_a_program_that_did_not_use_the_device(loader_class: str) -> None:
+def test_batches_are_pinned_before_the_device_is_initialised(loader_class: str) -> None:
     """Torch reports no memory as pinned before it has initialised the device."""
     program = PINNED.format(loader_class=loader_class)
     done = subprocess.run(
@@ -327,7 +327,7 @@ ODD = [
 
 
 @pytest.mark.parametrize("batch", ODD, ids=lambda batch: type(batch).__name__)
-def test_a_container_of_any_kind_is_what_torchs_pin_memory_makes_of_it(batch: Any) -> None:
+def test_containers_are_moved_as_torch_pins_them(batch: Any) -> None:
     """The user saw an AttributeError or a TypeError from inside the loader."""
     from torch.utils.data._utils.pin_memory import pin_memory
 
@@ -363,12 +363,12 @@ def test_a_container_of_any_kind_is_what_torchs_pin_memory_makes_of_it(batch: An
     assert kinds(move_batch(batch, torch.device("meta"))) == kinds(expected)
 
 
-def test_an_object_with_its_own_to_is_moved_by_that() -> None:
+def test_object_with_a_to_method_is_moved_by_it() -> None:
     moved = move_batch([Encoding({"a": TENSOR})], torch.device("meta"))[0]
     assert type(moved) is Encoding and moved.is_moved and moved["a"].device.type == "meta"
 
 
 @pytest.mark.parametrize("batch", [*ODD, Encoding({"a": TENSOR})], ids=lambda b: type(b).__name__)
-def test_the_cpu_changes_nothing(batch: Any) -> None:
+def test_cpu_device_returns_the_batch_unchanged(batch: Any) -> None:
     loader = DataLoader([batch], batch_size=None, collate_fn=lambda one: one, device="cpu")
     assert next(iter(loader)) is batch

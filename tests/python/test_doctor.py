@@ -102,14 +102,14 @@ def diagnosed(run: Run, program: str, *arguments: str, **options: Any) -> dict[s
     "program",
     [pytest.param(name, marks=[] if name in SHORT else [pytest.mark.long]) for name in LIMITS],
 )
-def test_a_planted_bottleneck_is_named(run: Run, program: str) -> None:
+def test_planted_bottleneck_is_named(run: Run, program: str) -> None:
     found = diagnosed(run, program, "--trials", "0")
 
     assert found["limit"] == LIMITS[program], found["reason"]
 
 
 @pytest.mark.long
-def test_a_slow_link_to_a_pool_is_named(
+def test_slow_link_to_a_pool_is_named(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(BENCH))
@@ -164,7 +164,7 @@ def waiting_program(sample_count: int, said: str) -> str:
     """
 
 
-def test_a_program_that_is_run_again_gets_faster_and_stays_as_it_is(
+def test_trial_gives_advice_and_leaves_the_program_unchanged(
     run: Run, write: Write, tmp_path: Path
 ) -> None:
     source = waiting_program(4096, "the program's own words")
@@ -196,7 +196,7 @@ FAILING = {
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", FAILING)
-def test_a_program_that_shows_nothing_is_told_in_a_sentence(
+def test_undiagnosable_program_is_reported_with_the_reason(
     run: Run, write: Write, name: str
 ) -> None:
     source, told = FAILING[name]
@@ -210,7 +210,7 @@ def test_a_program_that_shows_nothing_is_told_in_a_sentence(
 
 
 @pytest.mark.long
-def test_a_program_that_cannot_be_run_twice_is_diagnosed_once(run: Run, write: Write) -> None:
+def test_program_that_cannot_run_twice_is_diagnosed_once(run: Run, write: Write) -> None:
     write(
         "once.py",
         """
@@ -243,7 +243,7 @@ def test_a_program_that_cannot_be_run_twice_is_diagnosed_once(run: Run, write: W
 
 
 @pytest.mark.long
-def test_an_option_that_fails_is_told_and_others_are_tried(run: Run, write: Write) -> None:
+def test_failing_option_is_reported_and_others_are_tried(run: Run, write: Write) -> None:
     write(
         "one_thread.py",
         """
@@ -277,7 +277,7 @@ def test_an_option_that_fails_is_told_and_others_are_tried(run: Run, write: Writ
     assert found["best"]["num_workers"] > 1
 
 
-def test_ctrl_c_ends_the_doctor_and_all_that_it_started(tmp_path: Path, write: Write) -> None:
+def test_ctrl_c_ends_the_doctor_and_its_processes(tmp_path: Path, write: Write) -> None:
     write("program.py", waiting_program(64, "training"))
     process = subprocess.Popen(
         command("--seconds", "600", "--steps", "100000", "program.py"),
@@ -322,7 +322,7 @@ WRONG_CALLS = {
 
 
 @pytest.mark.parametrize("arguments", WRONG_CALLS)
-def test_a_wrong_call_is_told_in_a_sentence(
+def test_invalid_call_is_reported(
     arguments: tuple[str, ...],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -336,7 +336,7 @@ def test_a_wrong_call_is_told_in_a_sentence(
     assert WRONG_CALLS[arguments] in capsys.readouterr().err
 
 
-def test_one_of_several_ranks_is_refused(
+def test_one_of_several_ranks_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "train.py").write_text("")
@@ -359,7 +359,7 @@ def bound_of_batches(folder: Path) -> AbstractContextManager[Any]:
 
 
 @pytest.mark.parametrize("make_watch", [watch_of_loaders, bound_of_batches])
-def test_patch_of_another_tool_outlives_the_doctors(
+def test_patch_of_another_tool_survives_the_doctor(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     make_watch: Callable[[Path], AbstractContextManager[Any]],

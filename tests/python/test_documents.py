@@ -42,7 +42,7 @@ def test_readme_is_short() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_lines_fit(page: Path) -> None:
+def test_prose_lines_fit_the_width(page: Path) -> None:
     assert [(number, line) for number, line in prose(page) if len(line) > COLUMNS_MAX] == []
 
 
@@ -54,7 +54,7 @@ def test_links_lead_to_files(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_code_is_python(page: Path) -> None:
+def test_python_blocks_compile(page: Path) -> None:
     for block in PYTHON.findall(page.read_text(encoding="utf-8")):
         compile(block, str(page), "exec")
 

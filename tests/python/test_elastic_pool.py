@@ -30,7 +30,7 @@ def elastic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Elastic
         one.close()
 
 
-def test_workers_outlive_a_killed_controller_and_are_found_again(elastic: Elastic) -> None:
+def test_workers_survive_a_killed_penstock_up_and_rejoin_the_next(elastic: Elastic) -> None:
     up = elastic.up("--min", "2", "--max", "2")
     elastic.has_workers(2)
     before = elastic.processes()
@@ -47,7 +47,7 @@ def test_workers_outlive_a_killed_controller_and_are_found_again(elastic: Elasti
     assert elastic.processes() == before
 
 
-def test_pool_whose_up_was_killed_is_ended_by_down_once_it_is_started_again(
+def test_down_ends_a_killed_pool_once_up_is_restarted(
     elastic: Elastic,
 ) -> None:
     """All of it is gone, except the files that an operator may want to read."""
@@ -66,7 +66,7 @@ def test_pool_whose_up_was_killed_is_ended_by_down_once_it_is_started_again(
 
 
 @pytest.mark.long
-def test_workers_of_a_killed_up_end_by_themselves_when_it_is_not_started_again(
+def test_workers_of_a_killed_penstock_up_exit_without_a_restart(
     elastic: Elastic,
 ) -> None:
     up = elastic.up("--min", "2", "--max", "2")
@@ -76,7 +76,7 @@ def test_workers_of_a_killed_up_end_by_themselves_when_it_is_not_started_again(
     assert [*Path(elastic.pool.environment["TMPDIR"]).iterdir()] == []
 
 
-def test_two_adapters_on_one_folder_are_refused(elastic: Elastic) -> None:
+def test_second_penstock_up_on_one_state_folder_is_rejected(elastic: Elastic) -> None:
     elastic.up()
     second = Process(
         ["up", "--engine", "local", "--state", str(elastic.state)], elastic.pool.environment
@@ -87,7 +87,7 @@ def test_two_adapters_on_one_folder_are_refused(elastic: Elastic) -> None:
     )
 
 
-def test_state_and_logs_are_read_by_their_user_alone(elastic: Elastic) -> None:
+def test_state_and_logs_are_private_to_their_user(elastic: Elastic) -> None:
     """Every user of the machine could read the output of datasets."""
     elastic.up("--min", "1", "--max", "1")
     (name,) = elastic.runs_processes(lambda names: len(names) == 1)
@@ -98,7 +98,7 @@ def test_state_and_logs_are_read_by_their_user_alone(elastic: Elastic) -> None:
     assert modes == {".": 0o700, "logs": 0o700, "journal": 0o600, f"logs/{name}.log": 0o600}
 
 
-def test_workers_have_a_folder_of_keys_with_their_own_secret_alone(elastic: Elastic) -> None:
+def test_workers_get_only_their_own_secret_key(elastic: Elastic) -> None:
     """Workers, and so all datasets, could read the operator's folder, with all secrets of the
     pool."""
     keys = elastic.state.parent / "keys"
@@ -121,7 +121,7 @@ def test_workers_have_a_folder_of_keys_with_their_own_secret_alone(elastic: Elas
 
 
 @pytest.mark.long
-def test_a_spent_budget_starts_nobody_and_says_so(elastic: Elastic) -> None:
+def test_spent_budget_starts_no_worker_and_is_reported(elastic: Elastic) -> None:
     elastic.up("--max", "3", "--price", "1", "--budget", "0")
     loader = elastic.loader(8, timeout=3)
     with pytest.raises(RuntimeError, match="timed out after 3 seconds"):
@@ -130,7 +130,7 @@ def test_a_spent_budget_starts_nobody_and_says_so(elastic: Elastic) -> None:
     assert "budget" in elastic.pool.status()["engine"]["reason"]
 
 
-def test_arguments_that_make_no_sense_are_refused(elastic: Elastic) -> None:
+def test_invalid_arguments_are_rejected(elastic: Elastic) -> None:
     for arguments, words in [
         (["--min", "5", "--max", "2"], "--min must be <= --max (2), got 5"),
         (["--budget", "3"], "--budget requires --price"),
@@ -143,7 +143,7 @@ def test_arguments_that_make_no_sense_are_refused(elastic: Elastic) -> None:
         assert words in process.output
 
 
-def test_down_of_a_pool_without_an_engine_says_so(elastic: Elastic) -> None:
+def test_penstock_down_rejects_a_pool_without_an_engine(elastic: Elastic) -> None:
     elastic.pool.start_controller()
     down = elastic.down()
     assert down.wait() == 1
@@ -155,7 +155,7 @@ def kill_the_worker(elastic: Elastic) -> None:
     kill_family(pid)
 
 
-def waits_for_the_journal(elastic: Elastic, up: Process, why: str) -> None:
+def wait_for_the_journal_error(elastic: Elastic, up: Process, why: str) -> None:
     """`penstock up` reports in its log and in the status why it starts no workers."""
     (line,) = up.wait_for_lines(
         lambda line: "no workers are started, and running workers continue" in line
@@ -171,15 +171,13 @@ def waits_for_the_journal(elastic: Elastic, up: Process, why: str) -> None:
 
 @pytest.mark.long("SIGINT", "down")
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "down"])
-def test_pool_on_a_full_disk_starts_no_worker_and_ends_when_asked(
-    elastic: Elastic, how: str
-) -> None:
+def test_pool_on_a_full_disk_starts_no_worker_and_shuts_down(elastic: Elastic, how: str) -> None:
     """It survived without its adapter, ignored signals, and its workers were left behind."""
     up = elastic.up("--min", "1", "--max", "1")
     elastic.has_workers(1)
     with full_disk(up):
         kill_the_worker(elastic)
-        waits_for_the_journal(elastic, up, "File too large")
+        wait_for_the_journal_error(elastic, up, "File too large")
         assert elastic.processes() == {}
     up.wait_for_lines(lambda line: "workers are started as needed" in line)
     elastic.has_workers(1)
@@ -193,13 +191,13 @@ def test_pool_on_a_full_disk_starts_no_worker_and_ends_when_asked(
     assert elastic.processes() == {}
 
 
-def test_pool_that_starts_on_a_full_disk_follows_the_workers_of_before(elastic: Elastic) -> None:
+def test_pool_started_on_a_full_disk_tracks_existing_workers(elastic: Elastic) -> None:
     up = elastic.up("--min", "1", "--max", "1")
     elastic.has_workers(1)
     before = elastic.processes()
     up.end(signal.SIGKILL)
     up = elastic.up("--min", "1", "--max", "1", within=ON_A_FULL_DISK)
-    waits_for_the_journal(elastic, up, "File too large")
+    wait_for_the_journal_error(elastic, up, "File too large")
     elastic.has_workers(1)
     assert elastic.processes() == before
     free_disk(up)
@@ -209,7 +207,7 @@ def test_pool_that_starts_on_a_full_disk_follows_the_workers_of_before(elastic: 
 
 
 @pytest.mark.long
-def test_pool_whose_file_system_is_full_goes_on_and_ends_when_asked(
+def test_pool_on_a_full_file_system_continues_and_shuts_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "state").mkdir()
@@ -226,7 +224,7 @@ def test_pool_whose_file_system_is_full_goes_on_and_ends_when_asked(
         tiny.fill(worker)
         there = ("nsenter", f"--target={worker}", "--mount", "--wd", "--")
         up = elastic.up("--min", "1", "--max", "1", within=there)
-        waits_for_the_journal(elastic, up, "No space left on device")
+        wait_for_the_journal_error(elastic, up, "No space left on device")
         elastic.has_workers(1)
         assert elastic.processes() == {name: worker}
         kill_the_worker(elastic)
@@ -239,7 +237,7 @@ def test_pool_whose_file_system_is_full_goes_on_and_ends_when_asked(
         elastic.close()
 
 
-def test_controller_that_cannot_listen_leaves_nothing(elastic: Elastic) -> None:
+def test_controller_that_cannot_listen_leaves_no_worker(elastic: Elastic) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         bind = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
         up = Process(
@@ -253,7 +251,7 @@ def test_controller_that_cannot_listen_leaves_nothing(elastic: Elastic) -> None:
     assert elastic.processes() == {}
 
 
-def test_controller_whose_port_of_before_is_taken_takes_another(elastic: Elastic) -> None:
+def test_restarted_controller_uses_another_port_if_taken(elastic: Elastic) -> None:
     up = elastic.up("--min", "1", "--max", "1")
     elastic.has_workers(1)
     before = elastic.pool.endpoint
@@ -276,7 +274,7 @@ def stop_pipe(pid: int) -> Path:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="what a controller has open is shown to root alone")
-def test_end_of_the_controller_ends_its_process(elastic: Elastic) -> None:
+def test_penstock_up_exits_when_its_controller_ends(elastic: Elastic) -> None:
     """It kept running, and could not be given orders."""
     up = elastic.up()
     with open(stop_pipe(up.process.pid), "wb", buffering=0) as pipe:

@@ -74,7 +74,9 @@ def loss_of(model: nn.Module, batch: Any) -> torch.Tensor:
     return model(batch).square().mean()
 
 
-def told_and_delivered(loader: Any, model: nn.Module, select: Any) -> Iterator[tuple[Any, Any]]:
+def announced_and_delivered(
+    loader: Any, model: nn.Module, select: Any
+) -> Iterator[tuple[Any, Any]]:
     """By step, the announced ids of the next batches, and their actual ids."""
     told, came = [], []
     for batch in loader:
@@ -87,7 +89,7 @@ def told_and_delivered(loader: Any, model: nn.Module, select: Any) -> Iterator[t
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_ids_that_the_workers_make_are_told_and_training_is_the_same() -> None:
+def test_ids_computed_by_workers_are_announced_and_training_matches() -> None:
     expected = train(fresh(Crossing), DataLoader(Clicks(60), batch_size=10), loss_of)
     loader: Any = DataLoader(Clicks(60), batch_size=10, num_workers=2)
     model = offload(fresh(Crossing), loader, cut="maximal", verify_every=2)
@@ -104,25 +106,27 @@ def test_ids_that_the_workers_make_are_told_and_training_is_the_same() -> None:
     every = [crossed(Clicks(60).ids[first : first + 10]) for first in range(0, 60, 10)]
     for step, ahead in enumerate(found):
         assert [ids.tolist() for ids in ahead] == every[step + 1 : step + 5]
-    shipped = [*told_and_delivered(loader, model, pairs)]
+    shipped = [*announced_and_delivered(loader, model, pairs)]
     assert loader.stats().boundary_batches > 0
     for ahead, batches in shipped:
         assert [ids.tolist() for ids in ahead] == [crossed(batch) for batch in batches]
 
 
 @pytest.mark.slow
-def test_ids_that_are_the_batchs_own_are_told() -> None:
+def test_ids_taken_from_the_batch_are_announced() -> None:
     loader: Any = DataLoader(Clicks(60), batch_size=10, num_workers=2)
     model = offload(fresh(Crossing), loader, cut="none")
-    for ahead, batches in told_and_delivered(loader, model, embedding_ids(model, "users.weight")):
+    for ahead, batches in announced_and_delivered(
+        loader, model, embedding_ids(model, "users.weight")
+    ):
         assert [ids.tolist() for ids in ahead] == [batch.ravel().tolist() for batch in batches]
     # The operations that make the others stay in the trainer.
-    for ahead, batches in told_and_delivered(loader, model, embedding_ids(model, "pairs")):
+    for ahead, batches in announced_and_delivered(loader, model, embedding_ids(model, "pairs")):
         assert ahead == [None] * len(batches)
 
 
 @pytest.mark.slow
-def test_two_lookups_in_one_table_are_told_together() -> None:
+def test_two_lookups_in_one_table_are_announced_together() -> None:
     loader: Any = DataLoader(Batches(WIDE), batch_size=None, num_workers=2)
     model = offload(fresh(WIDE.make_model), loader, cut="maximal")
     ids = embedding_ids(model, "embedding")
@@ -139,38 +143,38 @@ def test_two_lookups_in_one_table_are_told_together() -> None:
 
 
 @pytest.mark.slow
-def test_a_batch_of_another_form_is_not_known_until_the_model_has_seen_one() -> None:
+def test_ids_of_a_new_batch_shape_are_unknown_until_seen() -> None:
     loader: Any = DataLoader(Clicks(47), batch_size=10, num_workers=1, prefetch_factor=4)
     model = offload(fresh(Crossing), loader, cut="maximal")
     pairs = embedding_ids(model, "pairs")
     iterator = iter(loader)
     assert loader.lookahead(4, pairs) == [None] * 4
-    first = [*told_and_delivered(loader, model, pairs)]
+    first = [*announced_and_delivered(loader, model, pairs)]
     assert [ids is None for ids in first[0][0]] == [False, False, False, True]
-    second = [*told_and_delivered(loader, model, pairs)]
+    second = [*announced_and_delivered(loader, model, pairs)]
     for ahead, batches in second:
         assert [ids.tolist() for ids in ahead] == [crossed(batch) for batch in batches]
     del iterator
 
 
 @pytest.mark.slow
-def test_a_buffer_that_changes_changes_the_ids() -> None:
+def test_changed_buffer_changes_the_announced_ids() -> None:
     loader: Any = DataLoader(Clicks(60), batch_size=10, num_workers=1, prefetch_factor=4)
     model = offload(fresh(Crossing), loader, cut="maximal")
     pairs = embedding_ids(model, "pairs")
     for _ in range(2):
-        for _ahead, _batches in told_and_delivered(loader, model, pairs):
+        for _ahead, _batches in announced_and_delivered(loader, model, pairs):
             pass
     with torch.no_grad():
         model.salt.fill_(11)
-    (before, _), *told = told_and_delivered(loader, model, pairs)
+    (before, _), *told = announced_and_delivered(loader, model, pairs)
     assert before == [None] * 4, "the plan was dropped, and there is none yet"
     for ahead, batches in told:
         assert [ids.tolist() for ids in ahead] == [crossed(batch, 11) for batch in batches]
 
 
 @pytest.mark.slow
-def test_a_batch_that_was_written_to_while_it_was_looked_at_is_trained_on_as_it_is() -> None:
+def test_batch_modified_during_lookahead_is_trained_as_modified() -> None:
     def steps(loader: Any, look: Any) -> Iterator[Any]:
         for step, batch in enumerate(loader):
             yield look(loader, batch, step)
@@ -192,7 +196,7 @@ def test_a_batch_that_was_written_to_while_it_was_looked_at_is_trained_on_as_it_
 
 
 @pytest.mark.slow
-def test_a_model_that_is_taken_back_tells_nothing() -> None:
+def test_detached_model_announces_no_ids() -> None:
     loader: Any = DataLoader(Clicks(60), batch_size=10, num_workers=1, prefetch_factor=4)
     model = offload(fresh(Crossing), loader, cut="maximal")
     pairs = embedding_ids(model, "pairs")
@@ -205,7 +209,7 @@ def test_a_model_that_is_taken_back_tells_nothing() -> None:
         embedding_ids(model, "pairs")
 
 
-def test_a_name_that_is_no_parameters_is_refused() -> None:
+def test_unknown_embedding_name_is_rejected() -> None:
     loader: Any = DataLoader(Clicks(60), batch_size=10, num_workers=1)
     model = offload(Crossing(), loader)
     words = "needs the name of an embedding of Crossing, got 'items'; pass one of ["

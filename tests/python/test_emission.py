@@ -38,7 +38,7 @@ LITERALS = [
 
 
 @pytest.mark.parametrize("value", LITERALS, ids=repr)
-def test_a_literal_is_printed_as_it_was_parsed(value: object) -> None:
+def test_literal_round_trips_through_the_parser(value: object) -> None:
     text = f"penstock-ir 1\n%v1 = opaque::f({literal(value)})\noutput %v1\n"
     printed = str(_C.parse_graph(text))
     assert _C.parse_graph(printed) == _C.parse_graph(text)
@@ -50,18 +50,18 @@ def test_a_literal_is_printed_as_it_was_parsed(value: object) -> None:
         assert inner == literal(value)
 
 
-def test_what_has_no_text_is_refused() -> None:
+def test_values_without_a_text_form_are_rejected() -> None:
     for value in (2**63, 1j, torch.Generator(), object()):
         with pytest.raises(Unlowerable):
             literal(value)
 
 
-def test_long_texts_are_cut_to_what_the_parser_takes() -> None:
+def test_long_labels_are_truncated_to_the_parser_limit() -> None:
     label = quoted("\x00" * 10_000)
     _C.parse_graph(f"penstock-ir 1\n%v1 = opaque::f() group 0 {label}\noutput %v1\n")
 
 
-def test_size_expressions_fold_to_what_they_are_worth() -> None:
+def test_size_expressions_fold_to_their_values() -> None:
     s, t = sympy.symbols("s t", integer=True, positive=True)
     from torch.utils._sympy.functions import FloorDiv, Max, Mod
 

@@ -64,7 +64,7 @@ def adapter_of(pool: PoolProcesses, engine: Any, said: list[str], count: int = 4
     return Adapter(engine, journal, limits, pool.endpoint, None, said.append)
 
 
-def test_what_an_engine_does_not_grant_is_told_and_asked_for_later(pool: PoolProcesses) -> None:
+def test_refused_workers_are_reported_and_requested_later(pool: PoolProcesses) -> None:
     engine, said = Scripted(), []
     engine.granted_max = 2
     adapter = adapter_of(pool, engine, said)
@@ -85,7 +85,7 @@ def test_what_an_engine_does_not_grant_is_told_and_asked_for_later(pool: PoolPro
 
 
 @pytest.mark.parametrize(("grace_s", "told"), [(120.0, "120"), (0.0, "1")])
-def test_workers_have_the_grace_of_the_pool(grace_s: float, told: str) -> None:
+def test_workers_get_the_grace_period_of_the_pool(grace_s: float, told: str) -> None:
     """With any grace of the pool, they ended themselves after 30 s."""
     arguments = WorkerCommand("tcp://127.0.0.1:9", None, 60.0, grace_s).arguments()
     assert arguments[arguments.index("--grace") + 1] == told
@@ -109,7 +109,7 @@ class ShortLived(Scripted):
 
 
 @pytest.mark.long
-def test_a_worker_that_ends_at_once_is_not_started_again_at_once(pool: PoolProcesses) -> None:
+def test_worker_that_exits_immediately_is_restarted_with_backoff(pool: PoolProcesses) -> None:
     engine, said = ShortLived(), []
     adapter = adapter_of(pool, engine, said, count=1)
     give_up_at = time.monotonic() + 60
@@ -129,7 +129,7 @@ def test_a_worker_that_ends_at_once_is_not_started_again_at_once(pool: PoolProce
     assert any(re.fullmatch(f"{ended} dies", refusal) for refusal in refusals)
 
 
-def test_an_engine_that_fails_at_a_start_is_told_of(pool: PoolProcesses) -> None:
+def test_engine_failure_on_start_is_reported(pool: PoolProcesses) -> None:
     engine, said = Scripted(), []
     engine.spawn = lambda names: 1 / 0  # type: ignore[method-assign]
     adapter = adapter_of(pool, engine, said)
@@ -142,7 +142,7 @@ def test_an_engine_that_fails_at_a_start_is_told_of(pool: PoolProcesses) -> None
     assert status["refusals"] >= 1
 
 
-def test_an_engine_that_fails_is_told_and_nobody_is_started(pool: PoolProcesses) -> None:
+def test_engine_failure_is_reported_and_no_worker_is_started(pool: PoolProcesses) -> None:
     engine, said = Scripted(), []
     engine.error = KeyError("surprise")
     adapter = adapter_of(pool, engine, said)
@@ -159,7 +159,7 @@ def test_an_engine_that_fails_is_told_and_nobody_is_started(pool: PoolProcesses)
 
 
 @pytest.mark.long
-def test_an_adapter_without_its_controller_changes_nothing(pool: PoolProcesses) -> None:
+def test_adapter_without_its_controller_changes_nothing(pool: PoolProcesses) -> None:
     engine, said = Scripted(), []
     adapter = adapter_of(pool, engine, said)
     adapter.turn()
@@ -198,7 +198,7 @@ def test_worker_whose_keys_cannot_be_copied_is_not_started(pool: PoolProcesses) 
     assert len(engine.spawned) == 1
 
 
-def test_the_end_of_the_pool_stops_all_workers(pool: PoolProcesses) -> None:
+def test_pool_shutdown_stops_all_workers(pool: PoolProcesses) -> None:
     engine, said = Scripted(), []
     adapter = adapter_of(pool, engine, said)
     adapter.turn()
@@ -208,7 +208,7 @@ def test_the_end_of_the_pool_stops_all_workers(pool: PoolProcesses) -> None:
     assert engine.names == {}
 
 
-def test_the_end_of_the_pool_does_not_wait_for_ever_for_an_engine_that_does_not_answer(
+def test_pool_shutdown_gives_up_on_an_unresponsive_engine(
     pool: PoolProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, said = Scripted(), []
@@ -235,7 +235,7 @@ class Lingering(Scripted):
 
 
 @pytest.mark.parametrize("jump_s", [365 * 86_400, -365 * 86_400])
-def test_a_clock_that_is_set_by_a_year_takes_no_worker_s_grace(
+def test_clock_jump_does_not_shorten_the_grace_period(
     pool: PoolProcesses, monkeypatch: pytest.MonkeyPatch, jump_s: float
 ) -> None:
     engine, said = Lingering(), []
@@ -250,7 +250,7 @@ def test_a_clock_that_is_set_by_a_year_takes_no_worker_s_grace(
     assert engine.stops == asked
 
 
-def test_a_worker_that_was_stopped_before_the_clock_was_set_back_has_its_grace(
+def test_stopped_worker_keeps_its_grace_after_a_clock_setback(
     pool: PoolProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, said = Lingering(), []
@@ -265,7 +265,7 @@ def test_a_worker_that_was_stopped_before_the_clock_was_set_back_has_its_grace(
     assert engine.stops == before
 
 
-def test_a_call_that_hangs_is_left_to_itself() -> None:
+def test_hanging_engine_call_is_abandoned() -> None:
     calls = BoundedCalls("stuck", 0.2)
     end = threading.Event()
     for _ in range(2):

@@ -64,7 +64,7 @@ def vanished_count(status: dict[str, Any]) -> int:
 
 @pytest.mark.long
 @pytest.mark.parametrize("engine", [LONG_LOCAL, SLURM, RAY])
-def test_workers_come_with_a_job_and_go_with_it(make_pool: MakePool, engine: str) -> None:
+def test_workers_start_and_stop_with_jobs(make_pool: MakePool, engine: str) -> None:
     pool = make_pool(engine)
     up = pool.up("--min", "0", "--max", "3", "--idle", "1")
     assert pool.processes() == {}
@@ -84,7 +84,7 @@ def test_workers_come_with_a_job_and_go_with_it(make_pool: MakePool, engine: str
 
 
 @pytest.mark.parametrize("engine", [LOCAL, LONG_SLURM, RAY])
-def test_a_worker_that_is_killed_is_replaced(make_pool: MakePool, engine: str) -> None:
+def test_killed_worker_is_replaced(make_pool: MakePool, engine: str) -> None:
     pool = make_pool(engine)
     before = disturbed(pool, pool.kill_worker)
     pool.runs_processes(lambda names: len(names) == 2 and len(names & before) == 1)
@@ -94,7 +94,7 @@ def test_a_worker_that_is_killed_is_replaced(make_pool: MakePool, engine: str) -
 
 
 @pytest.mark.parametrize("engine", [LONG_SLURM, RAY])
-def test_a_node_that_dies_is_done_without(make_pool: MakePool, engine: str) -> None:
+def test_workers_of_a_dead_node_are_replaced(make_pool: MakePool, engine: str) -> None:
     pool = make_pool(engine)
     before = disturbed(pool, pool.kill_node, 800)
     pool.runs_processes(lambda names: len(names) == 2 and len(names & before) <= 1)
@@ -102,7 +102,7 @@ def test_a_node_that_dies_is_done_without(make_pool: MakePool, engine: str) -> N
 
 
 @pytest.mark.parametrize("engine", [LONG_LOCAL, LONG_SLURM, RAY])
-def test_a_worker_that_is_taken_away_at_once_is_replaced(make_pool: MakePool, engine: str) -> None:
+def test_worker_preempted_without_notice_is_replaced(make_pool: MakePool, engine: str) -> None:
     pool = make_pool(engine)
     before = disturbed(pool, lambda name: pool.take_away(name, with_notice=False))
     pool.runs_processes(lambda names: len(names) == 2 and min(before) not in names)
@@ -111,7 +111,9 @@ def test_a_worker_that_is_taken_away_at_once_is_replaced(make_pool: MakePool, en
 
 @pytest.mark.long("local")
 @pytest.mark.parametrize("engine", [LOCAL, LONG_SLURM, RAY])
-def test_a_worker_with_notice_finishes_its_batches(make_pool: MakePool, engine: str) -> None:
+def test_worker_preempted_with_notice_finishes_its_batches(
+    make_pool: MakePool, engine: str
+) -> None:
     pool = make_pool(engine, has_notice=True)
     before = disturbed(pool, lambda name: pool.take_away(name, with_notice=True))
     pool.runs_processes(lambda names: len(names) == 2 and min(before) not in names)
@@ -121,7 +123,7 @@ def test_a_worker_with_notice_finishes_its_batches(make_pool: MakePool, engine: 
 
 @pytest.mark.long("local")
 @pytest.mark.parametrize("engine", [LOCAL, LONG_SLURM, RAY])
-def test_an_engine_that_starts_nobody_is_told_of(make_pool: MakePool, engine: str) -> None:
+def test_engine_that_starts_no_workers_is_reported(make_pool: MakePool, engine: str) -> None:
     pool = make_pool(engine)
 
     def refuse(name: str) -> None:
@@ -139,7 +141,7 @@ def test_an_engine_that_starts_nobody_is_told_of(make_pool: MakePool, engine: st
 
 
 @pytest.mark.parametrize("engine", [LONG_LOCAL, LONG_SLURM, RAY])
-def test_a_link_that_is_cut_costs_time_alone(make_pool: MakePool, engine: str) -> None:
+def test_temporarily_cut_link_loses_no_batches(make_pool: MakePool, engine: str) -> None:
     count = 400
     with ExitStack() as stack:
         try:

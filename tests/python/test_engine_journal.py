@@ -15,7 +15,7 @@ from penstock.engines.journal import Journal
 from penstock.errors import PenstockError
 
 
-def test_a_journal_knows_after_a_restart_what_it_was_told(tmp_path: Path) -> None:
+def test_journal_keeps_its_entries_across_restarts(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal")
     first = journal.take_names(3)
     journal.note_stop(first[0], 12.5)
@@ -31,7 +31,7 @@ def test_a_journal_knows_after_a_restart_what_it_was_told(tmp_path: Path) -> Non
     assert not set(again.take_names(3)) & set(first)
 
 
-def test_journal_is_read_by_its_user_alone(tmp_path: Path) -> None:
+def test_journal_is_private_to_its_user(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     path.write_text('{"pool": "pk-1", "next": 5}\n')
     path.chmod(0o644)
@@ -40,7 +40,7 @@ def test_journal_is_read_by_its_user_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", range(1, 20))
-def test_a_line_that_was_cut_off_is_forgotten(tmp_path: Path, cut: int) -> None:
+def test_truncated_line_is_ignored(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "journal"
     journal = Journal(path)
     (name,) = journal.take_names(1)
@@ -53,7 +53,7 @@ def test_a_line_that_was_cut_off_is_forgotten(tmp_path: Path, cut: int) -> None:
     assert Journal(path).next_number == 3
 
 
-def test_a_journal_stays_short(tmp_path: Path) -> None:
+def test_journal_is_compacted(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal")
     (name,) = journal.take_names(1)
     for count in range(4200):
@@ -68,7 +68,7 @@ def test_a_journal_stays_short(tmp_path: Path) -> None:
     "line",
     ["[]", "nonsense", '{"next": "many"}', '{"stop": "a"}', '{"pool": "pk-1; touch /tmp/x; "}'],
 )
-def test_a_journal_of_something_else_is_named_with_its_line(tmp_path: Path, line: str) -> None:
+def test_malformed_journal_is_reported_with_the_line(tmp_path: Path, line: str) -> None:
     path = tmp_path / "journal"
     Journal(path)
     with open(path, "a") as file:
@@ -92,7 +92,7 @@ LINE = len('{"next": 3}\n')
 
 
 @pytest.mark.parametrize("room", range(LINE + 1))
-def test_name_that_could_not_be_written_down_is_given_to_nobody(tmp_path: Path, room: int) -> None:
+def test_name_that_could_not_be_recorded_is_not_used(tmp_path: Path, room: int) -> None:
     """``room`` is the space left for it. Another line was written after half of one, and the
     journal became unreadable."""
     path = tmp_path / "journal"
@@ -107,7 +107,7 @@ def test_name_that_could_not_be_written_down_is_given_to_nobody(tmp_path: Path, 
     assert not {*again.take_names(1)} & {*given, *more}
 
 
-def test_what_could_not_be_written_is_written_once_there_is_room(tmp_path: Path) -> None:
+def test_unwritten_entries_are_written_once_there_is_space(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     journal = Journal(path)
     first, second = journal.take_names(2)
@@ -125,7 +125,7 @@ def test_what_could_not_be_written_is_written_once_there_is_room(tmp_path: Path)
     assert (again.stopped_at, again.spent_worker_ms) == ({first: 2.0}, 9)
 
 
-def test_journal_that_is_opened_on_a_full_disk_knows_all_and_keeps_it(tmp_path: Path) -> None:
+def test_journal_opened_on_a_full_disk_keeps_its_entries(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     journal = Journal(path)
     (name,) = journal.take_names(1)
@@ -137,7 +137,7 @@ def test_journal_that_is_opened_on_a_full_disk_knows_all_and_keeps_it(tmp_path: 
     assert Journal(path).stopped_at == journal.stopped_at
 
 
-def test_new_journal_on_a_full_disk_names_nobody_until_it_is_written(tmp_path: Path) -> None:
+def test_new_journal_on_a_full_disk_gives_no_names_until_written(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     with files_of(5):
         journal = Journal(path)

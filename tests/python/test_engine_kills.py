@@ -52,7 +52,7 @@ def wait_for_ends(elastic: Elastic, processes: dict[str, int]) -> None:
     "step",
     [pytest.param(step, marks=[] if step == 2 else pytest.mark.long) for step in STARTING],
 )
-def test_an_adapter_killed_while_it_starts_workers(elastic: Elastic, step: int) -> None:
+def test_adapter_killed_while_starting_workers_recovers(elastic: Elastic, step: int) -> None:
     elastic.pool.start_controller()
     assert adapter(elastic, 2, step).wait() == -signal.SIGKILL
     left = elastic.processes()
@@ -69,7 +69,7 @@ def test_an_adapter_killed_while_it_starts_workers(elastic: Elastic, step: int) 
     "step",
     [pytest.param(step, marks=[] if step == 9 else pytest.mark.long) for step in ENDING],
 )
-def test_an_adapter_killed_while_it_stops_workers(elastic: Elastic, step: int) -> None:
+def test_adapter_killed_while_stopping_workers_recovers(elastic: Elastic, step: int) -> None:
     elastic.pool.start_controller()
     first = adapter(elastic, 1, step)
     elastic.has_workers(1)
@@ -84,7 +84,7 @@ def test_an_adapter_killed_while_it_stops_workers(elastic: Elastic, step: int) -
     assert elastic.processes() == {}
 
 
-def test_an_adapter_that_is_not_killed_takes_as_many_steps(elastic: Elastic) -> None:
+def test_kill_points_cover_all_steps_of_an_adapter(elastic: Elastic) -> None:
     """So the tests above cover all of them."""
     elastic.pool.start_controller()
     process = adapter(elastic, 1)

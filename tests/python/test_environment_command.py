@@ -57,7 +57,7 @@ def report() -> Report:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_it_tells_the_versions_that_are_in_use(report: Report) -> None:
+def test_report_has_the_versions_in_use(report: Report) -> None:
     assert report["penstock"]["version"] == [penstock.__version__]
     assert report["torch"]["version"] == [torch.__version__]
     assert report["torch"]["built for CUDA"] == [torch.version.cuda or "no"]
@@ -70,7 +70,7 @@ def test_it_tells_the_versions_that_are_in_use(report: Report) -> None:
 
 
 @pytest.mark.slow
-def test_it_names_the_libraries_that_are_loaded_and_their_files(report: Report) -> None:
+def test_report_names_loaded_libraries_and_their_files(report: Report) -> None:
     assert re.match(r"4\.\d+\.\d+ \(.*/libzmq.*\)$", report["libraries"]["libzmq"][0])
     assert re.match(r"1\.\d+\.\d+ \(.*/libsodium.*\)$", report["libraries"]["libsodium"][0])
     of_crypto = report["libraries"]["libcrypto"]  # Python may have another one
@@ -78,7 +78,7 @@ def test_it_names_the_libraries_that_are_loaded_and_their_files(report: Report) 
 
 
 @pytest.mark.slow
-def test_a_secret_is_not_in_it(report: Report) -> None:
+def test_report_hides_secrets(report: Report) -> None:
     assert report["environment"]["PENSTOCK_POOL"] == ["tcp://…@127.0.0.1:7000"]
     hidden = ("TEST_TOKEN", "PASSPHRASE", "DB_PWD", "APIKEY_OF_ANN", "BEARER", "credentials")
     for name in hidden:
@@ -92,7 +92,7 @@ def test_a_secret_is_not_in_it(report: Report) -> None:
     assert f'"{Path.home()}/' not in text
 
 
-def test_names_of_secrets_are_told_from_others() -> None:
+def test_secret_names_are_distinguished_from_others() -> None:
     secret = ("DB_PWD", "MY_PASS", "GPG_PASSPHRASE", "APIKEY", "api_key_of_ann", "SLURM_JWT")
     plain = ("PWD", "OLDPWD", "PATH", "OMP_NUM_THREADS", "PENSTOCK_POOL", "CUDA_VISIBLE_DEVICES")
     assert [name for name in (*secret, *plain) if looks_secret(name)] == [*secret]
@@ -100,7 +100,7 @@ def test_names_of_secrets_are_told_from_others() -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_the_text_has_each_section_and_each_fact(report: Report) -> None:
+def test_text_report_has_every_section_and_fact(report: Report) -> None:
     lines = env().splitlines()
     assert [line for line in lines if not line.startswith(" ")] == list(report)
     for section in ("penstock", "python", "torch", "libraries", "machine"):
@@ -109,7 +109,7 @@ def test_the_text_has_each_section_and_each_fact(report: Report) -> None:
 
 
 @pytest.mark.slow
-def test_with_a_torch_that_cannot_be_imported_the_rest_is_told(tmp_path: Path) -> None:
+def test_broken_torch_is_reported_with_the_remaining_facts(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise OSError('libtorch_cpu.so: no such file')")
     found = json.loads(env("--json", PYTHONPATH=str(tmp_path)))
     assert found["torch"]["version"] == [
@@ -119,7 +119,7 @@ def test_with_a_torch_that_cannot_be_imported_the_rest_is_told(tmp_path: Path) -
     assert found["machine"]["C library"][0].startswith("glibc")
 
 
-def test_a_native_part_that_ends_the_process_does_not_end_the_report(
+def test_crashing_native_part_does_not_end_the_report(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     program = tmp_path / "python"
@@ -132,7 +132,7 @@ def test_a_native_part_that_ends_the_process_does_not_end_the_report(
     )
 
 
-def test_a_fact_that_cannot_be_had_is_replaced_by_the_reason(
+def test_unavailable_fact_is_replaced_by_the_reason(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     facts = report_module._facts(**machine_facts(tmp_path))
@@ -144,7 +144,7 @@ def test_a_fact_that_cannot_be_had_is_replaced_by_the_reason(
     ]
 
 
-def test_a_limit_of_a_container_is_told(tmp_path: Path) -> None:
+def test_container_limits_are_reported(tmp_path: Path) -> None:
     group = tmp_path / "sys/fs/cgroup/outer/inner"
     group.mkdir(parents=True)
     (tmp_path / "proc/self").mkdir(parents=True)
@@ -157,7 +157,7 @@ def test_a_limit_of_a_container_is_told(tmp_path: Path) -> None:
     assert facts["CPUs"][0].endswith(", 1 by its cgroup quotas")
 
 
-def test_each_penstock_on_the_path_is_named_in_its_order(tmp_path: Path) -> None:
+def test_installations_on_the_path_are_listed_in_order(tmp_path: Path) -> None:
     built, tree = tmp_path / "site" / "penstock", tmp_path / "tree" / "penstock"
     for folder, version in ((built, "0.2.0"), (tree, "0.3.0")):
         folder.mkdir(parents=True)
@@ -172,5 +172,5 @@ def test_each_penstock_on_the_path_is_named_in_its_order(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (5 << 50, "5120.0 TiB")]
 )
-def test_bytes_are_shown_for_people(count: int, text: str) -> None:
+def test_byte_counts_are_shown_with_units(count: int, text: str) -> None:
     assert in_units(count) == text

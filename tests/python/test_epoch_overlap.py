@@ -114,7 +114,7 @@ class OwnGenerator(Augmented):
         return (*super().__getitem__(index), float(self.generator.random()))
 
 
-class Told(Augmented):
+class ReadsSharedValue(Augmented):
     """Reads the trainer's values in shared memory."""
 
     def __init__(self, epoch: Any) -> None:
@@ -128,7 +128,7 @@ class Told(Augmented):
 told_globally = multiprocessing.Value("i", 0)
 
 
-class ToldGlobally(Augmented):
+class ReadsGlobalValue(Augmented):
     def __getitem__(self, index: int) -> Any:
         return (index, told_globally.value)
 
@@ -265,7 +265,7 @@ def generators_of(loader: Any) -> list[str]:
 @pytest.mark.sampled(15)
 @pytest.mark.parametrize("meanwhile", MEANWHILE)
 @pytest.mark.parametrize("options", DATASETS.values(), ids=DATASETS)
-def test_the_stream_and_the_generators_are_torchs(
+def test_stream_and_generators_match_torch(
     options: Callable[[], dict[str, Any]], meanwhile: Callable[[Any, int], None]
 ) -> None:
     expected, seen = (record(each, options(), meanwhile) for each in LOADERS.values())
@@ -275,7 +275,7 @@ def test_the_stream_and_the_generators_are_torchs(
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("meanwhile", [nothing, draw, seed])
 @pytest.mark.parametrize("options", [{}, {"generator": own_generator}, {"fetch_threads": 2}])
-def test_seeded_batches_are_those_of_no_workers(
+def test_batch_seeded_stream_matches_no_workers(
     options: dict[str, Any], meanwhile: Callable[[Any, int], None]
 ) -> None:
     def stream(**others: Any) -> list[Any]:
@@ -300,7 +300,7 @@ class DrawsFromALibrary(Augmented):
 
 
 @pytest.mark.parametrize("meanwhile", [nothing, seed, iterate_another])
-def test_generators_of_installed_packages_draw_as_with_torch(
+def test_generators_of_packages_draw_as_with_torch(
     meanwhile: Callable[[Any, int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Speculative batches that were dropped had advanced the package's generator."""
@@ -326,7 +326,7 @@ def made_early(loader: DataLoader[Any], count: int) -> bool:
 
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("dataset", [Augmented(), TensorDataset(torch.arange(25.0))])
-def test_batches_are_made_while_nobody_asks(dataset: Any, shuffle: bool) -> None:
+def test_batches_are_made_ahead_between_epochs(dataset: Any, shuffle: bool) -> None:
     loader = DataLoader(
         dataset, batch_size=3, shuffle=shuffle, num_workers=2, persistent_workers=True
     )
@@ -339,7 +339,7 @@ def test_batches_are_made_while_nobody_asks(dataset: Any, shuffle: bool) -> None
         assert loader.stats().stale_batches == 0
 
 
-def test_what_was_in_vain_is_not_tried_again_before_it_would_have_been_right() -> None:
+def test_failed_speculation_is_not_retried_until_it_would_succeed() -> None:
     loader = DataLoader(
         Augmented(), batch_size=3, shuffle=True, num_workers=2, persistent_workers=True
     )
@@ -355,7 +355,7 @@ def test_what_was_in_vain_is_not_tried_again_before_it_would_have_been_right() -
 
 
 @pytest.mark.long
-def test_fresh_workers_begin_early_too() -> None:
+def test_spawned_workers_also_start_early() -> None:
     """Their arrays are mapped, and no other process can change the contents."""
     loader = DataLoader(
         np.arange(100_000.0),  # type: ignore[arg-type]
@@ -386,7 +386,7 @@ def test_fresh_workers_begin_early_too() -> None:
     ],
     ids=lambda options: re.sub(" object at 0x[0-9a-f]*", "", str(options)),
 )
-def test_where_somebody_could_tell_nothing_is_made_early(options: dict[str, Any]) -> None:
+def test_nothing_is_made_early_where_it_would_be_observable(options: dict[str, Any]) -> None:
     defaults = {"dataset": Augmented(), "batch_size": 3, "persistent_workers": True}
     loader = DataLoader(**{**defaults, "num_workers": 2, **options})
     for _ in range(3):
@@ -410,7 +410,7 @@ class FromNowOn:
             self.value = told_globally
 
     def dataset(self) -> Any:
-        return ToldGlobally() if self.kind == "global" else Told(self.value)
+        return ReadsGlobalValue() if self.kind == "global" else ReadsSharedValue(self.value)
 
     def say(self, loader: Any, epoch: int) -> None:
         if hasattr(self.value, "value"):
@@ -420,7 +420,7 @@ class FromNowOn:
 
 
 @pytest.mark.parametrize("kind", ["value", "shared tensor", "array", "global"])
-def test_what_the_trainer_says_between_epochs_is_heard(kind: str) -> None:
+def test_values_shared_between_epochs_reach_the_workers(kind: str) -> None:
     def stream(loader_class: Any) -> list[Any]:
         said = FromNowOn(kind)
         said.say(None, -1)
@@ -429,7 +429,7 @@ def test_what_the_trainer_says_between_epochs_is_heard(kind: str) -> None:
     assert stream(DataLoader) == stream(torch.utils.data.DataLoader)
 
 
-def fetched_with_an_epoch_in_vain(notes: Path, pause: float) -> int:
+def fetched_with_a_discarded_epoch(notes: Path, pause: float) -> int:
     """How many samples two epochs of 8 take if a speculative one of 8 is discarded.
 
     ``pause`` is how many seconds the worker has to receive the news of the new epoch.
@@ -463,14 +463,14 @@ def fetched_with_an_epoch_in_vain(notes: Path, pause: float) -> int:
     return len(asked)
 
 
-def test_of_an_epoch_in_vain_only_what_was_begun_is_made(tmp_path: Path) -> None:
+def test_discarded_epoch_stops_after_its_started_batches(tmp_path: Path) -> None:
     # On a busy machine a worker may be faster than the message about the new epoch.
     pauses = (0.1, 1.0, 5.0)
-    counts = (fetched_with_an_epoch_in_vain(tmp_path / f"notes{each}", each) for each in pauses)
+    counts = (fetched_with_a_discarded_epoch(tmp_path / f"notes{each}", each) for each in pauses)
     assert any(count < 24 for count in counts), "four batches were asked for, and few made in vain"
 
 
-def test_a_worker_that_dies_between_epochs_is_reported() -> None:
+def test_worker_death_between_epochs_is_reported() -> None:
     loader = DataLoader(Augmented(), batch_size=3, num_workers=2, persistent_workers=True)
     for _ in loader:
         pass
@@ -489,7 +489,7 @@ def test_a_worker_that_dies_between_epochs_is_reported() -> None:
     assert f"DataLoader worker (pid {pid}) is killed by signal: Killed" in message
 
 
-def test_a_state_between_epochs_knows_nothing_of_early_batches() -> None:
+def test_state_between_epochs_excludes_early_batches() -> None:
     def loader() -> DataLoader[Any]:
         return DataLoader(
             Augmented(), batch_size=3, shuffle=True, num_workers=2, persistent_workers=True
@@ -532,7 +532,7 @@ class Holding(Augmented):
 
 
 @pytest.mark.parametrize("kind", ["map", "array", "tensor", "texts", "paths", "tensors"])
-def test_large_datasets_that_stay_as_they_are_begin_early(kind: str, tmp_path: Path) -> None:
+def test_unchanged_large_datasets_start_early(kind: str, tmp_path: Path) -> None:
     loader = DataLoader(
         Holding(large_datasets(tmp_path)[kind]),
         batch_size=3,
@@ -545,7 +545,7 @@ def test_large_datasets_that_stay_as_they_are_begin_early(kind: str, tmp_path: P
         assert made_early(loader, 4)
 
 
-class ToldToWrite(Dataset[int]):
+class WritesOnRequest(Dataset[int]):
     """Waits for a byte at each sample, and writes to itself if the byte is a w."""
 
     def __init__(self, reader: int) -> None:
@@ -574,7 +574,7 @@ def epoch_after_early_writes(numbers_move: bool) -> list[int]:
     """The second epoch's samples, where its first batch was made early and wrote."""
     reader, writer = os.pipe()
     loader = DataLoader(
-        ToldToWrite(reader),
+        WritesOnRequest(reader),
         batch_size=4,
         shuffle=True,
         num_workers=1,
@@ -596,7 +596,7 @@ def epoch_after_early_writes(numbers_move: bool) -> list[int]:
     return sorted(batch.tolist())
 
 
-def test_the_first_write_in_samples_made_in_vain_is_warned_of(
+def test_first_write_in_discarded_samples_causes_a_warning(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     assert epoch_after_early_writes(numbers_move=True) == [10, 11, 12, 13]
@@ -605,7 +605,7 @@ def test_the_first_write_in_samples_made_in_vain_is_warned_of(
     assert "pass overlap_epochs=False" in said
 
 
-def test_the_first_write_in_samples_made_early_for_their_epoch_is_like_any_other(
+def test_first_write_in_used_early_samples_causes_no_warning(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     assert epoch_after_early_writes(numbers_move=False) == [10, 11, 12, 13]
@@ -613,13 +613,13 @@ def test_the_first_write_in_samples_made_early_for_their_epoch_is_like_any_other
 
 
 @pytest.mark.parametrize("value", [None, 1, "yes"])
-def test_only_a_bool_is_taken(value: Any) -> None:
+def test_overlap_epochs_must_be_a_bool(value: Any) -> None:
     error = error_of(lambda: DataLoader(range(3), overlap_epochs=value))
     assert isinstance(error, TypeError)
     assert str(error).startswith(f"overlap_epochs is {value!r}; True or False is expected")
 
 
-def test_an_assignment_is_heeded() -> None:
+def test_assigning_overlap_epochs_takes_effect() -> None:
     loader = DataLoader(Augmented(), batch_size=3, num_workers=2, persistent_workers=True)
     for overlap_epochs in (False, True):
         loader.overlap_epochs = overlap_epochs

@@ -56,7 +56,7 @@ def quickstart(monkeypatch: pytest.MonkeyPatch) -> Quickstart:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_three_trainings_have_equal_losses_and_leave_a_picture_and_figures(tmp_path: Path) -> None:
+def test_quickstart_losses_match_and_plot_and_json_are_written(tmp_path: Path) -> None:
     picture, figures = tmp_path / "three.svg", tmp_path / "three.json"
     done = run_quickstart(
         "--quick", "--data", str(tmp_path / "crops"), "--picture", str(picture),
@@ -81,7 +81,7 @@ def test_three_trainings_have_equal_losses_and_leave_a_picture_and_figures(tmp_p
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_torch_alone_trains_without_workers(tmp_path: Path) -> None:
+def test_quickstart_runs_with_torch_alone_and_no_workers(tmp_path: Path) -> None:
     done = run_quickstart(
         "--quick", "--ways", "torch", "--workers", "0", "--data", str(tmp_path / "crops"),
         "--picture", str(tmp_path / "one.svg"),
@@ -98,7 +98,7 @@ def test_torch_alone_trains_without_workers(tmp_path: Path) -> None:
         (("--batch-size", "4000"), "--batch-size 4000 makes 0 steps and --warmup leaves out 10"),
     ],
 )
-def test_a_wrong_argument_is_refused_before_anything_is_done(
+def test_invalid_argument_is_rejected_before_any_work(
     quickstart: Quickstart,
     arguments: tuple[str, ...],
     message: str,
@@ -112,7 +112,7 @@ def test_a_wrong_argument_is_refused_before_anything_is_done(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_of_somebody_else_is_left_alone(
+def test_folder_with_foreign_files_is_left_unchanged(
     quickstart: Quickstart, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
@@ -122,7 +122,7 @@ def test_a_folder_of_somebody_else_is_left_alone(
 
 
 @pytest.mark.slow
-def test_a_crop_that_is_missing_makes_the_folder_be_written_anew(
+def test_missing_crop_causes_the_folder_to_be_rewritten(
     photograph_crops: ModuleType, tmp_path: Path
 ) -> None:
     folder, recipe = tmp_path / "crops", photograph_crops.Recipe(2, 1, side_px=32)
@@ -135,7 +135,7 @@ def test_a_crop_that_is_missing_makes_the_folder_be_written_anew(
     assert {path: path.read_bytes() for path in folder.rglob("*.jpg")} == before
 
 
-def test_losses_that_differ_in_the_last_bit_are_told_by_their_step(report: ModuleType) -> None:
+def test_last_bit_difference_in_losses_is_reported_with_its_step(report: ModuleType) -> None:
     import math
 
     def run(way: str, *losses: float) -> object:
@@ -162,7 +162,7 @@ def test_losses_that_differ_in_the_last_bit_are_told_by_their_step(report: Modul
         ("purchases", {"bucketize", "one_hot", "float", "log1p", "std"}),
     ],
 )
-def test_an_example_trains_and_its_plan_is_explained(name: str, moved: set[str]) -> None:
+def test_example_trains_and_its_plan_is_explained(name: str, moved: set[str]) -> None:
     path = str(EXAMPLES / f"{name}.py")
     done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and done.stdout.startswith("loss of the last batch: "), done.stderr
@@ -175,7 +175,7 @@ def test_an_example_trains_and_its_plan_is_explained(name: str, moved: set[str])
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_cache_that_looks_ahead_hits_as_often_as_an_oracle() -> None:
+def test_lookahead_cache_reaches_the_optimal_hit_ratio() -> None:
     command = [sys.executable, str(EXAMPLES / "embedding_cache.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -185,7 +185,7 @@ def test_a_cache_that_looks_ahead_hits_as_often_as_an_oracle() -> None:
     assert ratios["without look-ahead"] < ratios["with look-ahead"] == ratios["an oracle"]
 
 
-def test_the_picture_has_each_part_of_a_step_as_long_as_it_took(
+def test_plot_shows_the_parts_of_a_step_in_proportion(
     monkeypatch: pytest.MonkeyPatch, report: ModuleType, tmp_path: Path
 ) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))

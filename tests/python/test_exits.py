@@ -47,7 +47,7 @@ BUSY = {
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("what", BUSY)
-def test_busy_workers_of_a_killed_trainer_are_gone(what: str, tmp_path: Path) -> None:
+def test_busy_workers_exit_after_their_trainer_is_killed(what: str, tmp_path: Path) -> None:
     source = f"""{HEAD}
 def busy():
     os.write(free_writer, b"!")
@@ -70,7 +70,7 @@ os.read(reader, 1)
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 @pytest.mark.parametrize("options", ["", "pool='tcp://127.0.0.1:9', seeding='batch'"])
-def test_fresh_interpreters_of_a_killed_trainer_are_gone(
+def test_spawned_workers_exit_after_their_trainer_is_killed(
     options: str, method: str, tmp_path: Path
 ) -> None:
     """A worker made by a fork server is not the trainer's child: its parent stays alive. One is
@@ -106,7 +106,7 @@ if __name__ == "__main__":
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("how", ["os._exit(5)", "os.kill(os.getpid(), signal.SIGTERM)"])
-def test_a_trainer_that_ends_without_cleaning_up_leaves_nothing(how: str, tmp_path: Path) -> None:
+def test_trainer_exiting_without_cleanup_leaves_nothing(how: str, tmp_path: Path) -> None:
     source = f"""{HEAD}
 iterator = iter(DataLoader(torch.arange(1000.0), batch_size=2, num_workers=2))
 kept = next(iterator)
@@ -123,7 +123,7 @@ say_pids(iterator)
 
 
 @pytest.mark.long
-def test_workers_that_set_up_only_after_their_trainer_died_are_gone(tmp_path: Path) -> None:
+def test_workers_starting_after_their_trainer_died_exit(tmp_path: Path) -> None:
     """Their parent had already changed when they first looked, and so never changed again."""
     source = f"""{HEAD}
 import multiprocessing, random
@@ -179,7 +179,7 @@ next(iterator)
 
 
 @pytest.mark.long
-def test_all_busy_workers_together_are_waited_for_as_long_as_torch_waits_for_one(
+def test_busy_workers_are_joined_within_one_common_timeout(
     tmp_path: Path,
 ) -> None:
     source = f"""{HEAD}
@@ -203,7 +203,7 @@ print(time.monotonic() - begin < {JOIN_SECONDS_MAX}, flush=True)
 
 
 @pytest.mark.long
-def test_daemon_threads_that_wait_for_batches_do_not_abort_the_exit(tmp_path: Path) -> None:
+def test_daemon_threads_waiting_for_batches_do_not_abort_the_exit(tmp_path: Path) -> None:
     """The program's exit code is unchanged, and threads print no errors."""
     source = f"""{HEAD}
 def busy():
@@ -237,7 +237,7 @@ sys.exit(4)
         assert process_traces.wait_gone(pids, ORPHAN_SECONDS_MAX) == []
 
 
-def test_offloaded_models_that_live_until_python_goes_down_do_not_print(tmp_path: Path) -> None:
+def test_offloaded_models_print_nothing_at_interpreter_exit(tmp_path: Path) -> None:
     """Each of them complained that its loader was gone, after the modules had been cleared."""
     source = f"""{HEAD}
 import penstock
@@ -278,7 +278,7 @@ next(in_use)
 
 
 @pytest.mark.long
-def test_loaders_used_while_python_goes_down_do_not_hang_or_print(tmp_path: Path) -> None:
+def test_loaders_used_at_interpreter_exit_do_not_hang_or_print(tmp_path: Path) -> None:
     source = f"""{HEAD}
 in_use = iter(DataLoader(torch.arange(1000.0), num_workers=1))
 next(in_use)
@@ -305,7 +305,7 @@ say_pids(in_use, late.iterator)
 
 
 @pytest.mark.long
-def test_a_child_that_outlives_the_trainer_keeps_its_batches_and_no_worker(
+def test_child_outliving_the_trainer_keeps_batches_but_no_worker(
     tmp_path: Path,
 ) -> None:
     """It inherited the trainer's ends of all sockets, so these do not show the death."""
@@ -342,7 +342,7 @@ multiprocessing.process.BaseProcess.join = told_join
 
 
 @pytest.mark.long
-def test_ctrl_c_while_workers_of_a_dropped_iterator_are_waited_for_reaches_the_program(
+def test_ctrl_c_while_joining_workers_reaches_the_program(
     tmp_path: Path,
 ) -> None:
     """It printed "Exception ignored in: <function LocalPoolIter.__del__" and was dropped."""

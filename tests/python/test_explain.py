@@ -44,7 +44,7 @@ def names(calls: tuple[PlannedCall, ...]) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("is_training", [True, False])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_nothing_of_the_model_or_the_process_changes(case: Any, is_training: bool) -> None:
+def test_explain_changes_neither_model_nor_process_state(case: Any, is_training: bool) -> None:
     model = fresh(case.make_model).train(is_training)
     fired: list[int] = []
     model.register_forward_hook(lambda *_: fired.append(1))
@@ -73,7 +73,7 @@ def call_of(case: Any) -> Any:
     return None
 
 
-def test_the_plan_names_calls_places_reasons_and_bytes() -> None:
+def test_plan_has_calls_places_reasons_and_bytes() -> None:
     inputs, _ = batch = images(0)
     plan = explain(fresh(NormalizedResNet), batch, cut="maximal")
     assert names(plan.moved) == ["float", "truediv", "sub", "truediv", "interpolate"]
@@ -96,7 +96,7 @@ def test_the_plan_names_calls_places_reasons_and_bytes() -> None:
     assert read_back["refused"] is None and read_back["raw_bytes"] == plan.raw_bytes
 
 
-def test_bytes_that_a_call_makes_are_those_of_its_own_memory() -> None:
+def test_made_bytes_count_only_new_memory() -> None:
     plan = explain(fresh(NormalizedResNet), images(0), cut="maximal")
     wide, small = 6 * 3 * 24 * 24 * 4, 6 * 3 * 16 * 16 * 4
     assert [call.made_bytes for call in plan.moved] == [wide, wide, wide, wide, small]
@@ -113,7 +113,7 @@ def test_bytes_that_a_call_makes_are_those_of_its_own_memory() -> None:
     assert {c.made_bytes for c in views.moved if c.operator.startswith(("split", "chunk"))} == {0}
 
 
-def test_what_is_expanded_makes_no_bytes() -> None:
+def test_expanded_tensors_make_no_bytes() -> None:
     class Picks(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -129,7 +129,7 @@ def test_what_is_expanded_makes_no_bytes() -> None:
     assert (made["zeros"], made["expand"], made["mul"]) == (12, 0, 240)
 
 
-def test_totals_tell_no_cut_and_the_maximal_cut_beside_the_chosen_one() -> None:
+def test_totals_compare_no_cut_maximal_cut_and_chosen_cut() -> None:
     for cut in ("auto", "none", "maximal"):
         plan = explain(fresh(NormalizedResNet), images(0), cut=cut)  # type: ignore[arg-type]
         none, maximal, chosen = plan.totals
@@ -145,7 +145,7 @@ def test_totals_tell_no_cut_and_the_maximal_cut_beside_the_chosen_one() -> None:
             assert dataclasses.replace(other, cut="chosen") == chosen
 
 
-def test_edges_lead_from_the_batch_through_every_call_to_the_result() -> None:
+def test_edges_connect_the_batch_through_the_calls_to_the_result() -> None:
     plan = explain(fresh(NormalizedResNet), images(0), cut="maximal")
     calls = {call.index: call.operator.partition(" at ")[0] for call in (*plan.moved, *plan.kept)}
     assert plan.edges[0] == PlannedEdge(None, plan.moved[0].index, images(0)[0].nbytes, 0)
@@ -163,7 +163,7 @@ def test_edges_lead_from_the_batch_through_every_call_to_the_result() -> None:
     assert all({edge.source, edge.target} <= known for edge in masked.edges)
 
 
-def test_json_has_every_field_and_is_the_plan_again() -> None:
+def test_json_has_every_field_of_the_plan() -> None:
     plan = explain(fresh(SideBranch), mapping(0), cut="maximal")
     fields = json.loads(plan.to_json())
     assert list(fields) == [
@@ -211,7 +211,7 @@ def test_dot_shows_the_cut_as_two_clusters() -> None:
     )
 
 
-def test_dot_escapes_what_a_label_may_hold() -> None:
+def test_dot_escapes_labels() -> None:
     odd = 'a "b" \\N {c} -> <d>; // at C:\\m.py:1'
     call = PlannedCall(3, odd, "worker", 'it says "no"\n', 1e-3, 0.0, 8)
     graph = check_dot(Plan(moved=(call,), edges=(PlannedEdge(None, 3, 8, 0),)).to_dot())
@@ -223,7 +223,7 @@ def test_dot_escapes_what_a_label_may_hold() -> None:
     assert refused.nodes["refused"]["label"] == 'no call moves: forward says "no"'
 
 
-def test_the_table_fits_a_terminal_and_tells_like_reasons_once() -> None:
+def test_table_fits_a_terminal_and_groups_similar_reasons() -> None:
     layers = [nn.Conv2d(3, 3, 1) for _ in range(40)]
     plan = explain(nn.Sequential(*layers), images(0)[0].float())
     text = str(plan)
@@ -239,13 +239,13 @@ def test_the_table_fits_a_terminal_and_tells_like_reasons_once() -> None:
     assert all(len(line) <= COLUMNS for line in refused.splitlines())
 
 
-def test_a_sequential_of_torchs_own_modules_is_captured_whole() -> None:
+def test_bare_sequential_is_captured_whole() -> None:
     plan = explain(nn.Sequential(nn.Flatten(), nn.Linear(400, 2)), torch.zeros(8, 20, 20))
     assert [*names(plan.moved), *names(plan.kept)] == ["flatten", "linear"]
     assert plan.kept[-1].reason == "it reads 1.weight, which training changes"
 
 
-def test_cut_none_keeps_all_and_a_bad_mode_is_an_error() -> None:
+def test_cut_none_keeps_all_calls_and_an_invalid_mode_raises() -> None:
     plan = explain(fresh(NormalizedResNet), images(0), cut="none")
     assert not plan.moved and plan.refused is None and "interpolate" in names(plan.kept)
     with pytest.raises(ValueError, match="cut must be .*, got 'all'$"):
@@ -261,7 +261,7 @@ class Noisy(nn.Module):
         return self.net(x * 2.0 + torch.randn_like(x))
 
 
-def test_random_calls_move_only_when_they_may() -> None:
+def test_random_calls_move_only_if_allowed() -> None:
     batch = rows(0)
     plan = explain(Noisy(), batch, cut="maximal")
     assert names(plan.moved) == ["mul"] and "randn_like" in names(plan.kept)
@@ -271,7 +271,7 @@ def test_random_calls_move_only_when_they_may() -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_model_of_several_graphs_is_explained_as_it_is_cut() -> None:
+def test_multi_graph_model_is_explained_as_it_is_cut() -> None:
     model = fresh(DrawsBetweenGraphs)
     before = {name: bits(value) for name, value in model.state_dict().items()}
     states = generator_states()
@@ -290,7 +290,7 @@ def test_a_model_of_several_graphs_is_explained_as_it_is_cut() -> None:
     assert len(by_call.moved) == len(plan.moved)
 
 
-def test_a_function_of_several_graphs_is_refused_with_the_reason() -> None:
+def test_multi_graph_function_is_rejected_with_the_reason() -> None:
     def step(x: torch.Tensor) -> torch.Tensor:
         y = x * 2.0
         torch._dynamo.graph_break()
@@ -315,7 +315,7 @@ class DrawsBetweenGraphs(TwoGraphs):
         return self.net(self.norm(x * 3.0))
 
 
-def test_under_autocast_the_casts_are_a_part_of_what_moves() -> None:
+def test_autocast_casts_move_with_their_operators() -> None:
     class Mixes(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -334,7 +334,7 @@ def test_under_autocast_the_casts_are_a_part_of_what_moves() -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_compiled_and_exported_models_are_looked_through() -> None:
+def test_compiled_and_exported_models_are_explained() -> None:
     net, batch = fresh(NormalizedResNet).eval(), images(0)
     assert "interpolate" in names(explain(torch.compile(net), batch, cut="maximal").moved)
     exported = torch.export.export(net, (batch[0],))
@@ -343,7 +343,7 @@ def test_compiled_and_exported_models_are_looked_through() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-def test_a_torchscript_module_is_read_without_dynamo() -> None:
+def test_torchscript_module_is_explained() -> None:
     class Scripted(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -375,7 +375,7 @@ class TakesOne(nn.Module):
         return x, mask
 
 
-def test_how_a_batch_becomes_arguments() -> None:
+def test_batch_is_mapped_to_forward_arguments() -> None:
     x, y = torch.zeros(1), torch.ones(1)
     assert default_arguments(TakesOne(), x) == ((x,), {})
     assert default_arguments(TakesOne(), [x, y]) == ((x,), {})
@@ -387,7 +387,7 @@ def test_how_a_batch_becomes_arguments() -> None:
 
 
 @pytest.mark.slow
-def test_the_plan_of_explain_is_the_plan_of_a_loader_that_passes_all_it_has() -> None:
+def test_dict_batch_plan_moves_features_and_keeps_embeddings() -> None:
     batch = {key: value for key, value in table(0).items() if key != "label"}
     plan = explain(fresh(WideAndDeep), batch, cut="maximal")
     assert {"log1p", "clamp", "bucketize", "one_hot", "cat"} <= set(names(plan.moved))

@@ -131,7 +131,7 @@ def operators(plan: dict[str, list[dict[str, str]]], part: str = "moved") -> lis
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_a_program_that_knows_no_penstock_is_explained_at_its_models_first_call(
+def test_unchanged_program_is_explained_at_its_first_model_call(
     run: Run, write: Write, workers: str
 ) -> None:
     path = write("train.py", NET, TRAINING)
@@ -160,9 +160,7 @@ def test_a_program_that_knows_no_penstock_is_explained_at_its_models_first_call(
 
 
 @pytest.mark.long
-def test_json_is_one_object_whatever_the_program_writes_to_its_output(
-    run: Run, write: Write
-) -> None:
+def test_json_output_is_one_object_despite_program_output(run: Run, write: Write) -> None:
     noise = """
     import atexit, os, subprocess
     print("of Python")
@@ -188,7 +186,7 @@ def test_json_is_one_object_whatever_the_program_writes_to_its_output(
 
 
 @pytest.mark.long
-def test_a_module_is_explained_as_dot(run: Run, write: Write) -> None:
+def test_module_is_explained_as_dot(run: Run, write: Write) -> None:
     write("package/__init__.py", "")
     write("package/train.py", NET, TRAINING)
     code, out, error = run(
@@ -212,7 +210,7 @@ def test_a_module_is_explained_as_dot(run: Run, write: Write) -> None:
 
 
 @pytest.mark.long
-def test_a_picture_is_written_beside_the_table_wherever_the_program_goes(
+def test_svg_is_written_even_if_the_program_changes_folder(
     run: Run, write: Write, tmp_path: Path
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
@@ -225,7 +223,7 @@ def test_a_picture_is_written_beside_the_table_wherever_the_program_goes(
 
 
 @pytest.mark.long
-def test_a_picture_that_cannot_be_written_is_told_after_the_plan(
+def test_failed_svg_write_is_reported_after_the_plan(
     run: Run, write: Write, tmp_path: Path
 ) -> None:
     """The folder exists when the command starts, and the program removes it."""
@@ -239,7 +237,7 @@ def test_a_picture_that_cannot_be_written_is_told_after_the_plan(
 
 @pytest.mark.long
 @pytest.mark.parametrize(("options", "moved"), [((), 3), (("--cut", "none"), 0)])
-def test_a_program_with_offload_in_it_is_explained_as_that_asks(
+def test_offload_arguments_apply_unless_cut_is_given(
     run: Run, write: Write, options: tuple[str, ...], moved: int
 ) -> None:
     offloaded = TRAINING.replace(
@@ -252,7 +250,7 @@ def test_a_program_with_offload_in_it_is_explained_as_that_asks(
 
 
 @pytest.mark.long
-def test_the_part_that_was_offloaded_is_explained_not_what_holds_it(run: Run, write: Write) -> None:
+def test_offloaded_submodule_is_explained_alone(run: Run, write: Write) -> None:
     write(
         "train.py",
         NET,
@@ -279,7 +277,7 @@ def test_the_part_that_was_offloaded_is_explained_not_what_holds_it(run: Run, wr
 
 
 @pytest.mark.long
-def test_keyword_inputs_of_a_dict_batch_are_told_from_other_tensors(run: Run, write: Write) -> None:
+def test_batch_tensors_are_recognised_among_keyword_inputs(run: Run, write: Write) -> None:
     write(
         "train.py",
         NET,
@@ -308,9 +306,7 @@ def test_keyword_inputs_of_a_dict_batch_are_told_from_other_tensors(run: Run, wr
 
 
 @pytest.mark.long
-def test_the_first_model_is_the_outermost_with_parameters_that_gets_a_batch(
-    run: Run, write: Write
-) -> None:
+def test_outermost_model_with_parameters_and_a_batch_is_chosen(run: Run, write: Write) -> None:
     write(
         "train.py",
         NET,
@@ -349,7 +345,7 @@ def test_the_first_model_is_the_outermost_with_parameters_that_gets_a_batch(
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("asked", ["images", "images and a mask of the program's"])
-def test_patch_of_another_tool_outlives_the_watch(run: Run, write: Write, asked: str) -> None:
+def test_patch_of_another_tool_survives_the_watch(run: Run, write: Write, asked: str) -> None:
     """The tool's patch was lost when the watch removed its hook: at its end, and in mid-program
     where the model takes a tensor that is not of the batch, whose origin is followed through more
     batches.
@@ -400,7 +396,7 @@ def test_patch_of_another_tool_outlives_the_watch(run: Run, write: Write, asked:
 
 @pytest.mark.long
 @pytest.mark.parametrize("batches", ["1", "5"])
-def test_a_tensor_that_is_not_of_the_batch_does_not_lead_to_an_inner_module(
+def test_extra_input_tensor_does_not_select_an_inner_module(
     run: Run, write: Write, batches: str
 ) -> None:
     """Hugging Face's Trainer passes `num_items_in_batch` to the model in addition to its batch, and
@@ -433,7 +429,7 @@ def test_a_tensor_that_is_not_of_the_batch_does_not_lead_to_an_inner_module(
 
 
 @pytest.mark.long
-def test_a_compiled_model_and_one_under_autocast_have_a_plan(run: Run, write: Write) -> None:
+def test_compiled_and_autocast_models_have_a_plan(run: Run, write: Write) -> None:
     compiled = TRAINING.replace("Net(), nn", 'torch.compile(Net(), backend="eager"), nn')
     write("train.py", NET, compiled)
     code, out, error = run("explain", "--format", "json", "--cut", "maximal", "train.py", "0")
@@ -468,7 +464,7 @@ CONVERTED = (
         ("images.float().div_(255).sub_(half)", ["_to_copy", "div", "sub", "truediv", "sub"]),
     ],
 )
-def test_what_a_program_does_before_it_calls_its_model_is_part_of_the_plan(
+def test_conversions_before_the_model_call_are_part_of_the_plan(
     run: Run, write: Write, made: str, moved: list[str]
 ) -> None:
     write("train.py", CONVERTED.replace("INPUT", made))
@@ -479,9 +475,7 @@ def test_what_a_program_does_before_it_calls_its_model_is_part_of_the_plan(
 
 
 @pytest.mark.long
-def test_a_raw_tensor_beside_a_converted_one_does_not_end_the_search(
-    run: Run, write: Write
-) -> None:
+def test_raw_input_does_not_end_the_search_for_converted_ones(run: Run, write: Write) -> None:
     call = (
         "images.float(), torch.ones_like(images[:, 0]) > 0 if MASK else labels[:, None, None] < 1"
     )
@@ -496,7 +490,7 @@ def test_a_raw_tensor_beside_a_converted_one_does_not_end_the_search(
 
 
 @pytest.mark.long
-def test_a_program_that_ends_early_has_the_plan_of_what_was_seen(run: Run, write: Write) -> None:
+def test_plan_uses_the_traceable_inputs_seen_so_far(run: Run, write: Write) -> None:
     write("train.py", CONVERTED.replace("INPUT", "images, images[order, 0] > 7"))
     for batches in ("1", "400"):
         code, out, error = run(
@@ -508,9 +502,7 @@ def test_a_program_that_ends_early_has_the_plan_of_what_was_seen(run: Run, write
 
 
 @pytest.mark.long
-def test_a_model_that_is_called_with_what_cannot_be_followed_is_told_without_training_on(
-    run: Run, write: Write
-) -> None:
+def test_untraceable_input_is_reported_after_at_most_16_batches(run: Run, write: Write) -> None:
     write("train.py", CONVERTED.replace("INPUT", "images[order].float()"))
     for batches, seen, times in (("3", "3 batches", "3 times"), ("400", "16 batches", "16 times")):
         code, out, error = run("explain", "--format", "json", "train.py", batches)
@@ -544,7 +536,7 @@ def test_a_model_that_is_called_with_what_cannot_be_followed_is_told_without_tra
         ),
     ],
 )
-def test_a_program_that_calls_no_model_with_a_batch_says_what_was_seen(
+def test_missing_model_call_is_reported_with_what_was_seen(
     run: Run, write: Write, body: str, seen: str
 ) -> None:
     write("train.py", NET, f'if __name__ == "__main__":\n    {body}\n')
@@ -565,16 +557,14 @@ FAILURES = {
 
 @pytest.mark.long("before", "by_exit", "by_message", "in_a_model", "in_a_dataset")
 @pytest.mark.parametrize("failure", FAILURES)
-def test_a_program_that_fails_ends_as_under_run(run: Run, write: Write, failure: str) -> None:
+def test_failing_program_ends_as_under_penstock_run(run: Run, write: Write, failure: str) -> None:
     write("train.py", NET, f'if __name__ == "__main__":\n    {FAILURES[failure]}\n')
     got, want = run("explain", "train.py"), run("run", "train.py")
     assert got == want and want[0] in (1, 7)
 
 
 @pytest.mark.long
-def test_a_program_that_clings_to_life_is_ended_and_its_plan_is_printed(
-    run: Run, write: Write
-) -> None:
+def test_program_that_resists_exit_is_ended_and_its_plan_printed(run: Run, write: Write) -> None:
     write(
         "train.py",
         NET,
@@ -622,7 +612,7 @@ def test_a_program_that_clings_to_life_is_ended_and_its_plan_is_printed(
         ("-m missing", "no module named missing"),
     ],
 )
-def test_a_wrong_call_says_what_is_wrong(
+def test_missing_program_is_reported_and_hooks_are_removed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],

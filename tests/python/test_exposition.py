@@ -47,7 +47,7 @@ def samples(families: Iterable[Any]) -> dict[tuple[str, tuple[tuple[str, str], .
     return found
 
 
-def test_both_formats_say_the_same_and_their_parsers_read_them() -> None:
+def test_both_formats_parse_to_the_same_samples() -> None:
     plain = samples(parse_plain(page(busy_pool())))
     opened = samples(parse_open(page(busy_pool(), is_open=True)))
     assert plain == opened
@@ -64,7 +64,7 @@ def test_both_formats_say_the_same_and_their_parsers_read_them() -> None:
     assert plain["penstock_status_age_seconds", ()] == 3.0
 
 
-def test_names_units_and_kinds_are_those_of_the_conventions() -> None:
+def test_metrics_follow_the_naming_conventions() -> None:
     for family in parse_open(page(busy_pool(), is_open=True)):
         assert re.fullmatch(r"penstock_[a-z_]+", family.name)
         assert family.documentation
@@ -76,7 +76,7 @@ def test_names_units_and_kinds_are_those_of_the_conventions() -> None:
             assert not {"job", "instance"} & set(sample.labels), "labels of Prometheus' own"
 
 
-def test_texts_of_peers_are_escaped() -> None:
+def test_label_and_help_texts_are_escaped() -> None:
     names = ['a"b', "a\\b", "a\nb", "写真", ""]
     text = exposition(
         [
@@ -95,7 +95,7 @@ def test_texts_of_peers_are_escaped() -> None:
     ("value", "shown"),
     [(3.0, "3"), (0.1, "0.1"), (1e18, "1e+18"), (float("inf"), "+Inf"), (float("nan"), "NaN")],
 )
-def test_numbers_are_exact(value: float, shown: str) -> None:
+def test_values_are_printed_exactly(value: float, shown: str) -> None:
     text = exposition([Metric("penstock_x", "gauge", "x", [Sample(value, {})])], is_open=False)
     assert text.splitlines()[-1] == f"penstock_x {shown}"
 
@@ -113,11 +113,11 @@ def test_numbers_are_exact(value: float, shown: str) -> None:
         ("application/vnd.google.protobuf;q=0.9,application/openmetrics-text;q=0.5", True),
     ],
 )
-def test_the_format_is_what_accept_prefers(accept: str, is_open: bool) -> None:
+def test_format_follows_the_accept_header(accept: str, is_open: bool) -> None:
     assert wants_open_metrics(accept) == is_open
 
 
-def test_counters_never_shrink_when_a_trainer_leaves_and_another_of_its_name_comes() -> None:
+def test_counters_never_decrease_when_a_trainer_is_replaced() -> None:
     def delivered(number: int, count: int) -> PoolView:
         one = trainer(number, hedged_batches=count // 10, ledger=ledger(count, compute=count / 100))
         one["queue"] |= {"delivered_batches": count, "waited_s": count / 1000}
@@ -138,7 +138,7 @@ def test_counters_never_shrink_when_a_trainer_leaves_and_another_of_its_name_com
         assert [one[name] for one in seen] == pytest.approx(values), name
 
 
-def test_the_number_of_series_is_bounded() -> None:
+def test_number_of_series_is_bounded() -> None:
     trainers = [trainer(n, id=f"{n:016x}", job=f"job {n}") for n in range(SERIES_MAX + 50)]
     found = samples(parse_plain(page(pool_view(status([], trainers), NOW))))
     jobs = {dict(labels).get("training_job") for name, labels in found if "job_batches" in name}
@@ -157,7 +157,7 @@ def users_of(totals: PoolTotals) -> Counter[str]:
     return Counter(key.user for key in totals.totals() if key.job != OTHER)
 
 
-def test_a_user_with_thousands_of_jobs_takes_nobody_elses_series() -> None:
+def test_user_with_thousands_of_jobs_takes_no_series_of_others() -> None:
     totals = PoolTotals()
     totals.add(pool_view(status([], made_up("ann", 0, 3)), NOW))
     for round in range(5):
@@ -180,7 +180,7 @@ def test_every_user_has_a_series_in_the_first_status() -> None:
     assert users_of(totals) == {"ann": 2, "mallory": SERIES_MAX - 2}
 
 
-def test_of_a_users_jobs_that_have_ended_the_one_with_the_fewest_batches_makes_room() -> None:
+def test_ended_job_with_the_fewest_batches_is_dropped_first() -> None:
     def jobs(*numbers: int) -> PoolView:
         made = made_up("ann", 0, SERIES_MAX + 2)
         for number, one in enumerate(made):
@@ -197,7 +197,7 @@ def test_of_a_users_jobs_that_have_ended_the_one_with_the_fewest_batches_makes_r
     assert len(kept) == SERIES_MAX + 1
 
 
-def test_jobs_of_one_name_are_told_apart_by_their_users() -> None:
+def test_jobs_of_one_name_are_distinguished_by_user() -> None:
     trainers = [
         trainer(n, id=f"{n:016x}", job="train.py", user=user)
         for n, user in ((1, "ann"), (2, "ben"))
@@ -208,7 +208,7 @@ def test_jobs_of_one_name_are_told_apart_by_their_users() -> None:
         assert found["penstock_job_batches_total", labels] == 12345
 
 
-def test_every_kind_of_event_has_a_series_from_the_beginning() -> None:
+def test_every_event_kind_has_a_series_from_the_start() -> None:
     found = samples(parse_plain(page(pool_view(busy_status(), NOW))))
     kinds = {dict(labels)["kind"] for name, labels in found if name == "penstock_events_total"}
     assert kinds == {*EVENT_KINDS, "other"}

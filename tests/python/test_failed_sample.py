@@ -45,19 +45,19 @@ def text_of(loader: Any) -> str:
 @pytest.mark.parametrize(
     "num_workers", [pytest.param(0, marks=needs_notes), pytest.param(2, marks=pytest.mark.slow)]
 )
-def test_the_sample_is_named(num_workers: int, fetch_threads: int) -> None:
+def test_error_names_the_sample(num_workers: int, fetch_threads: int) -> None:
     loader = DataLoader(Fails(), batch_size=4, num_workers=num_workers, fetch_threads=fetch_threads)
     assert "sample 7 of the dataset" in text_of(loader)
 
 
 @needs_notes
-def test_of_a_subset_its_own_index_is_named() -> None:
+def test_error_names_the_index_within_a_subset() -> None:
     text = text_of(DataLoader(Subset(Fails(), [3, 7]), batch_size=2))
     assert "sample 1 of the dataset" in text
 
 
 @pytest.mark.slow
-def test_the_last_line_is_torchs() -> None:
+def test_worker_error_keeps_the_first_and_last_lines_of_torch() -> None:
     loader = DataLoader(Fails(), batch_size=4, num_workers=1)
     with pytest.raises(LookupError) as caught:
         list(loader)
@@ -69,12 +69,12 @@ def test_the_last_line_is_torchs() -> None:
 
 
 @pytest.mark.slow
-def test_where_collating_fails_no_sample_is_named() -> None:
+def test_collate_error_names_no_sample() -> None:
     loader = DataLoader(Fails(), batch_size=2, num_workers=1, collate_fn=fails_to_collate)
     assert "of the dataset" not in text_of(loader)
 
 
-def test_what_a_pools_worker_sends_names_it_too() -> None:
+def test_pool_worker_error_names_the_sample() -> None:
     with pytest.raises(LookupError) as caught:
         list(DataLoader(Fails(), batch_size=4))
     name, text = describe_error(caught.value)
@@ -82,20 +82,20 @@ def test_what_a_pools_worker_sends_names_it_too() -> None:
     assert "\n  (sample 7 of the dataset)\n" in text
 
 
-def test_a_sample_that_is_the_first_or_the_last_of_its_batch_is_named() -> None:
+def test_first_and_last_samples_of_a_batch_are_named() -> None:
     for indices in ([7], [7, 1], [1, 7]):
         with pytest.raises(LookupError) as caught:
             list(DataLoader(Fails(), batch_sampler=[indices]))
         assert spoken_sample(caught.value) == "sample 7 of the dataset"
 
 
-def test_a_batch_of_indices_that_is_no_list_has_no_names() -> None:
+def test_non_list_batch_of_indices_names_no_sample() -> None:
     with pytest.raises(LookupError) as caught:
         list(DataLoader(Fails(), batch_sampler=[(1, 7)]))
     assert spoken_sample(caught.value) == ""
 
 
-def test_a_tensor_index_is_named() -> None:
+def test_tensor_index_is_named() -> None:
     indices = [[torch.tensor(7)]]
     loader = DataLoader(Fails(), batch_sampler=indices)
     if sys.version_info >= (3, 11):
@@ -140,9 +140,7 @@ REFUSING = [BadRecord, Sealed, Slotted, Unhashable]
 
 @pytest.mark.parametrize("fetch_threads", [1, 3])
 @pytest.mark.parametrize("kind", REFUSING)
-def test_an_exception_that_refuses_to_be_written_to_is_raised_as_it_is(
-    kind: Any, fetch_threads: int
-) -> None:
+def test_unwritable_exception_is_raised_unchanged(kind: Any, fetch_threads: int) -> None:
     error = kind("here")
     loader = DataLoader(Raises(error), batch_size=4, fetch_threads=fetch_threads)
     with pytest.raises(kind) as caught:
@@ -154,7 +152,7 @@ def test_an_exception_that_refuses_to_be_written_to_is_raised_as_it_is(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", REFUSING)
-def test_a_workers_exception_that_refuses_to_be_written_to_has_torchs_type_and_its_sample(
+def test_unwritable_worker_exception_keeps_its_type_and_sample(
     kind: Any,
 ) -> None:
     loader = DataLoader(Raises(kind("here")), batch_size=4, num_workers=1)
@@ -176,7 +174,7 @@ class CannotBeRead:
 
 
 @pytest.mark.slow
-def test_an_exception_that_waited_for_a_look_ahead_is_raised_as_it_is() -> None:
+def test_exception_found_by_lookahead_is_raised_by_next() -> None:
     loader = DataLoader(range(4), collate_fn=lambda samples: CannotBeRead(), num_workers=1)
     iterator: Any = iter(loader)
     assert iterator.lookahead(1, select=id) == []
@@ -191,7 +189,7 @@ def again(error: Exception) -> Any:
     return collate
 
 
-def test_an_exception_that_is_raised_again_names_the_sample_of_now() -> None:
+def test_reraised_exception_names_only_the_current_sample() -> None:
     error = BadRecord("here")
     for indices, sample in ([1, 7], "sample 7 of the dataset"), ([1, 2], ""):
         with pytest.raises(BadRecord) as caught:

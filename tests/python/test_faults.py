@@ -38,7 +38,7 @@ def limit_file_size(bytes_max: int, worker: int) -> None:
 
 @pytest.mark.parametrize("cap", [1, 4096, 100_000, 1 << 20])
 @pytest.mark.parametrize("size", [1, 1000, 200_000])
-def test_under_a_small_arena_cap_everything_arrives(
+def test_all_batches_arrive_under_a_small_arena_cap(
     cap: int, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_ARENA_BYTES", str(cap))
@@ -52,9 +52,7 @@ def test_under_a_small_arena_cap_everything_arrives(
 
 @pytest.mark.parametrize("bytes_max", [0, 4096, 1 << 20])
 @pytest.mark.parametrize("size", [10, 300_000])
-def test_where_shared_memory_cannot_grow_everything_still_arrives(
-    bytes_max: int, size: int
-) -> None:
+def test_all_batches_arrive_if_shared_memory_cannot_grow(bytes_max: int, size: int) -> None:
     """posix_fallocate fails in the worker: the batch is sent another way, and never with SIGBUS."""
     loader = DataLoader(
         Computed(12, partial(row, size)),
@@ -67,7 +65,7 @@ def test_where_shared_memory_cannot_grow_everything_still_arrives(
     assert all(torch.equal(batch[:, 0], batch[:, -1]) for batch in kept)
 
 
-def test_where_shared_memory_cannot_grow_gathered_and_own_batches_arrive_too() -> None:
+def test_gathered_and_custom_batches_arrive_if_memory_cannot_grow() -> None:
     limit = partial(limit_file_size, 0)
     rows = TensorDataset(torch.arange(100_000.0).view(100, 1000), torch.arange(100))
     gathered = DataLoader(rows, batch_size=10, num_workers=1, worker_init_fn=limit)
@@ -76,7 +74,7 @@ def test_where_shared_memory_cannot_grow_gathered_and_own_batches_arrive_too() -
     assert [len(batch) for batch in own] == [10] * 10
 
 
-def test_memory_that_runs_out_in_the_middle_of_an_epoch_loses_no_batch() -> None:
+def test_memory_exhausted_mid_epoch_loses_no_batch() -> None:
     def sample(index: int) -> torch.Tensor:
         if index == 10:
             limit_file_size(0, 0)
@@ -86,7 +84,7 @@ def test_memory_that_runs_out_in_the_middle_of_an_epoch_loses_no_batch() -> None
     assert [int(batch[0]) for batch in loader] == list(range(24))
 
 
-def test_few_descriptors_in_the_worker_are_no_obstacle() -> None:
+def test_all_batches_arrive_with_few_descriptors_in_the_worker() -> None:
     """Each kept batch of torch's would need one."""
 
     def limit(worker: int) -> None:
@@ -100,7 +98,7 @@ def test_few_descriptors_in_the_worker_are_no_obstacle() -> None:
     assert [int(batch[0, 0]) for batch in kept] == list(range(0, 300, 2))
 
 
-def test_forked_workers_have_no_end_of_another_workers_channel() -> None:
+def test_forked_workers_hold_no_socket_of_other_workers() -> None:
     """A worker does not see its trainer die while another process holds the trainer's end."""
 
     def count(index: int = 0) -> int:
@@ -111,7 +109,7 @@ def test_forked_workers_have_no_end_of_another_workers_channel() -> None:
     assert counts == [before + 1] * 6
 
 
-def test_no_descriptors_left_in_the_trainer_is_a_clear_error_and_leaves_nothing() -> None:
+def test_descriptor_exhaustion_is_a_clear_error_and_leaves_nothing() -> None:
     list(DataLoader([1], num_workers=1))
     before = process_traces.take()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -131,7 +129,7 @@ def test_no_descriptors_left_in_the_trainer_is_a_clear_error_and_leaves_nothing(
     assert len(list(loader)) == 10
 
 
-def test_an_arena_that_the_trainer_cannot_map_is_a_clear_error() -> None:
+def test_unmappable_arena_is_a_clear_error() -> None:
     """Address space is limited after the first batches; the next, larger arena does not fit."""
 
     def sample(index: int) -> torch.Tensor:
@@ -165,7 +163,7 @@ def die(index: int) -> Any:
     return number(index)
 
 
-def test_a_dead_worker_is_noticed_while_the_trainer_waits_on_another() -> None:
+def test_dead_worker_is_noticed_while_waiting_for_another() -> None:
     """Worker 1 dies while the test holds worker 0, whose batch is due."""
     reader, writer = os.pipe()
 
@@ -194,7 +192,7 @@ def test_a_dead_worker_is_noticed_while_the_trainer_waits_on_another() -> None:
         (signal.SIGTERM, "exited unexpectedly"),  # its parent's SIGTERM is an order to leave
     ],
 )
-def test_a_worker_killed_between_batches_is_torchs_error(kill: signal.Signals, text: str) -> None:
+def test_worker_killed_between_batches_raises_torch_error(kill: signal.Signals, text: str) -> None:
     iterator = iter(DataLoader(Computed(100, number), num_workers=1, prefetch_factor=1))
     next(iterator)
     worker = iterator._workers[0]  # type: ignore[attr-defined]
@@ -212,7 +210,7 @@ def test_a_worker_killed_between_batches_is_torchs_error(kill: signal.Signals, t
     assert text in str(error)
 
 
-def test_the_batches_that_a_worker_sent_before_it_died_are_delivered() -> None:
+def test_batches_sent_before_a_worker_died_are_delivered() -> None:
     iterator = iter(DataLoader(Computed(20, die), num_workers=1, prefetch_factor=4))
     got = []
     try:
@@ -223,7 +221,7 @@ def test_the_batches_that_a_worker_sent_before_it_died_are_delivered() -> None:
     assert got == [describe(number(index)[None]) for index in range(6)]
 
 
-def test_sys_exit_zero_is_noticed_at_once() -> None:
+def test_worker_exit_with_code_zero_is_noticed_at_once() -> None:
     """Torch notices at its next check, up to 5 s later."""
     dataset = Computed(4, lambda index: os._exit(0))
     error = next_error(iter(DataLoader(dataset, num_workers=1, timeout=3)))
@@ -231,7 +229,7 @@ def test_sys_exit_zero_is_noticed_at_once() -> None:
     assert "exited unexpectedly" in str(error)
 
 
-def test_the_timeout_is_for_one_batch_and_not_for_the_epoch() -> None:
+def test_timeout_applies_to_each_batch_and_not_to_the_epoch() -> None:
     loader = DataLoader(Computed(400, number), num_workers=1, timeout=20, prefetch_factor=1)
     assert len(list(loader)) == 400
 
@@ -241,7 +239,7 @@ def test_the_timeout_is_for_one_batch_and_not_for_the_epoch() -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"sampler": list(range(20))}, {"sampler": [str(index) for index in range(20)]}]
 )
-def test_a_timeout_names_the_worker_the_samples_and_the_line_where_it_hangs(
+def test_timeout_names_the_worker_samples_and_hanging_line(
     options: dict[str, Any],
 ) -> None:
     reader, writer = os.pipe()
@@ -302,9 +300,7 @@ def small_memory_group() -> Iterator[Path]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trainer_is", ["waiting", "computing"])
-def test_a_worker_that_the_kernel_killed_for_memory_is_reported_so(
-    small_memory_group: Path, trainer_is: str
-) -> None:
+def test_out_of_memory_kill_is_reported_as_such(small_memory_group: Path, trainer_is: str) -> None:
     def devour(index: int) -> Any:
         if index == 1:
             (small_memory_group / "cgroup.procs").write_text(str(os.getpid()))
@@ -327,7 +323,7 @@ def test_a_worker_that_the_kernel_killed_for_memory_is_reported_so(
     assert text.count("memory ran out") == 1
 
 
-def test_a_worker_that_somebody_killed_is_not_said_to_lack_memory() -> None:
+def test_ordinary_kill_is_not_reported_as_out_of_memory() -> None:
     iterator = iter(DataLoader(Computed(50, number), num_workers=1, prefetch_factor=1))
     (worker,) = iterator._workers  # type: ignore[attr-defined]
     os.kill(worker.pid, signal.SIGKILL)
@@ -336,7 +332,7 @@ def test_a_worker_that_somebody_killed_is_not_said_to_lack_memory() -> None:
     assert "memory" not in str(error)
 
 
-def test_a_stopped_worker_is_a_timeout_and_is_removed() -> None:
+def test_stopped_worker_causes_a_timeout_and_is_removed() -> None:
     iterator = iter(DataLoader(Computed(50, number), num_workers=1, timeout=1, prefetch_factor=1))
     next(iterator)
     (worker,) = iterator._workers  # type: ignore[attr-defined]
@@ -376,7 +372,7 @@ except RuntimeError as error:
 
 
 @pytest.mark.slow
-def test_the_first_loader_of_a_process_explains_a_kill_that_a_signal_reports() -> None:
+def test_first_loader_explains_a_kill_reported_by_a_signal() -> None:
     done = subprocess.run(
         [sys.executable, "-c", FIRST_LOADER], capture_output=True, text=True, timeout=60
     )

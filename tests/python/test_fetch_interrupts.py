@@ -33,7 +33,7 @@ FIRST = 'os.write(1, str(next(iterator).tolist()).encode() + b"\\n")\n'
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("to_group", [False, True])
-def test_ctrl_c_reaches_a_loop_that_waits_for_blocked_samples(
+def test_ctrl_c_interrupts_a_loop_waiting_for_blocked_samples(
     workers: int, to_group: bool, tmp_path: Path
 ) -> None:
     """The program continues, and ends although the samples never do."""
@@ -52,7 +52,7 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.slow
-def test_samples_that_an_interrupt_left_running_are_waited_for_by_the_next_batch(
+def test_next_batch_waits_for_samples_left_by_an_interrupt(
     tmp_path: Path,
 ) -> None:
     source = f"""{BLOCKED.format(workers=0)}{FIRST}
@@ -76,7 +76,7 @@ print([t.name for t in threading.enumerate() if t.name.startswith("pk_")], flush
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
-def test_ctrl_c_that_nobody_catches_ends_a_blocked_program(workers: int, tmp_path: Path) -> None:
+def test_uncaught_ctrl_c_ends_a_blocked_program(workers: int, tmp_path: Path) -> None:
     with running(
         "penstock", BLOCKED.format(workers=workers) + FIRST + "next(iterator)", tmp_path
     ) as run:

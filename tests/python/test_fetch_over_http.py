@@ -77,9 +77,7 @@ def store_url() -> Iterator[str]:
 @pytest.mark.long("spawn")
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_every_byte_comes_in_its_place_and_a_missing_object_is_its_batch_s_error(
-    store_url: str, method: str
-) -> None:
+def test_objects_arrive_in_order_and_a_missing_one_raises(store_url: str, method: str) -> None:
     loader = DataLoader(
         Objects(store_url),
         batch_size=16,

@@ -133,7 +133,7 @@ STREAMS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("count", [1, 2, 8])
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("name", STREAMS)
-def test_the_stream_is_torchs(name: str, workers: int, count: int) -> None:
+def test_threaded_stream_matches_torch(name: str, workers: int, count: int) -> None:
     make, options = STREAMS[name]
     scenario = Scenario(name, make, {**options, "num_workers": workers}, whole_epochs(2))
     assert_same_stream(threaded(count), scenario)
@@ -145,7 +145,7 @@ def test_the_stream_is_torchs(name: str, workers: int, count: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 @pytest.mark.parametrize("function", [nested, odd_ones_fail])
-def test_the_stream_of_persistent_workers_is_torchs_however_they_start(
+def test_threaded_stream_of_persistent_workers_matches_torch(
     method: str, function: Callable[[int], Any]
 ) -> None:
     options = {
@@ -161,7 +161,9 @@ def test_the_stream_of_persistent_workers_is_torchs_however_they_start(
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("wrap", [as_is, lambda data: Subset(Subset(data, range(8)), range(8))])
-def test_samples_of_a_batch_are_under_way_at_once(workers: int, wrap: Callable[..., Any]) -> None:
+def test_samples_of_a_batch_are_fetched_concurrently(
+    workers: int, wrap: Callable[..., Any]
+) -> None:
     """Each waits until all four have started; one after the other they would wait for ever."""
     dataset = wrap(Computed(8, needs_four))
     loader = DataLoader(dataset, batch_size=4, num_workers=workers, fetch_threads=4)
@@ -169,7 +171,7 @@ def test_samples_of_a_batch_are_under_way_at_once(workers: int, wrap: Callable[.
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_the_first_failing_sample_of_a_batch_is_raised_whichever_fails_first(workers: int) -> None:
+def test_first_failing_sample_in_batch_order_is_raised(workers: int) -> None:
     FIVE_FAILED.clear()
     dataset = Computed(16, fails_at_5_before_2)
     loader = DataLoader(dataset, batch_size=8, num_workers=workers, fetch_threads=8)
@@ -190,7 +192,7 @@ def test_the_first_failing_sample_of_a_batch_is_raised_whichever_fails_first(wor
     assert next(iterator).tolist() == list(range(8, 16))
 
 
-def test_a_failing_batch_waits_for_its_running_samples() -> None:
+def test_failing_batch_waits_for_its_running_samples() -> None:
     """No work on a batch may still be running when the loop continues."""
     started, failing = threading.Event(), threading.Event()
     ended: list[int] = []
@@ -211,7 +213,7 @@ def test_a_failing_batch_waits_for_its_running_samples() -> None:
     assert ended == [1]
 
 
-def test_samples_that_have_not_started_when_one_fails_never_do() -> None:
+def test_samples_not_started_before_a_failure_never_start() -> None:
     started: list[int] = []
 
     def function(index: int) -> int:
@@ -224,7 +226,7 @@ def test_samples_that_have_not_started_when_one_fails_never_do() -> None:
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-def test_an_exit_raised_by_a_dataset_leaves_next(kind: type[BaseException]) -> None:
+def test_exit_raised_by_a_dataset_propagates_from_next(kind: type[BaseException]) -> None:
     dataset = Computed(12, functools.partial(raise_it, kind))
     iterator = iter(DataLoader(dataset, batch_size=4, fetch_threads=4))
     next(iterator)
@@ -237,7 +239,7 @@ def test_an_exit_raised_by_a_dataset_leaves_next(kind: type[BaseException]) -> N
 @pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-def test_an_exit_raised_by_a_dataset_ends_the_worker_as_with_torch(
+def test_exit_raised_by_a_dataset_ends_the_worker_as_with_torch(
     kind: type[BaseException],
 ) -> None:
     dataset = Computed(12, functools.partial(raise_it, kind))
@@ -254,7 +256,7 @@ def take_two(loader: Any) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_worker_s_thread_state_reaches_the_samples(workers: int) -> None:
+def test_worker_thread_state_reaches_the_samples(workers: int) -> None:
     options = {"batch_size": 4, "num_workers": workers, "collate_fn": as_is}
     for init in (None, change_thread):
         scenario = Scenario(
@@ -263,7 +265,7 @@ def test_a_worker_s_thread_state_reaches_the_samples(workers: int) -> None:
         assert_same_stream(threaded(4), scenario)
 
 
-def test_a_worker_s_fetch_threads_compute_on_one_thread_each() -> None:
+def test_fetch_threads_of_a_worker_compute_on_one_thread_each() -> None:
     loader = DataLoader(
         Computed(4, lambda index: torch.get_num_threads()),
         batch_size=4,
@@ -273,7 +275,7 @@ def test_a_worker_s_fetch_threads_compute_on_one_thread_each() -> None:
     assert next(iter(loader)).tolist() == [1, 1, 1, 1]
 
 
-def test_the_trainer_s_thread_state_reaches_the_samples_of_each_batch() -> None:
+def test_trainer_thread_state_reaches_the_samples_of_each_batch() -> None:
     iterator = iter(
         DataLoader(Computed(40, ambient), batch_size=4, collate_fn=as_is, fetch_threads=4)
     )
@@ -299,7 +301,7 @@ def test_the_trainer_s_thread_state_reaches_the_samples_of_each_batch() -> None:
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_the_trainer_s_cuda_stream_reaches_the_samples() -> None:
+def test_trainer_cuda_stream_reaches_the_samples() -> None:
     """Its counterpart without a GPU is the test above."""
     dataset = Computed(8, lambda index: torch.cuda.current_stream())
     iterator = iter(DataLoader(dataset, batch_size=4, collate_fn=as_is, fetch_threads=4))
@@ -308,7 +310,7 @@ def test_the_trainer_s_cuda_stream_reaches_the_samples() -> None:
             assert next(iterator) == [stream] * 4
 
 
-def test_shared_storages_that_samples_make_on_threads_lie_apart() -> None:
+def test_shared_storages_made_on_threads_do_not_overlap() -> None:
     """In a worker torch's collate makes them in the slab of the current batch."""
     dataset = Computed(16, batched_inside)
     loader = DataLoader(dataset, batch_size=4, num_workers=2, fetch_threads=4)
@@ -317,7 +319,7 @@ def test_shared_storages_that_samples_make_on_threads_lie_apart() -> None:
         assert torch.equal(batch, want[:, :, None, None].expand(4, 6, 4, 999))
 
 
-def test_a_sample_is_handed_over_as_it_is() -> None:
+def test_samples_are_passed_on_by_identity() -> None:
     samples = [torch.ones(3), torch.zeros(2)]
     (batch,) = DataLoader(samples, batch_size=2, collate_fn=as_is, fetch_threads=2)
     assert batch[0] is samples[0] and batch[1] is samples[1]
@@ -337,7 +339,7 @@ def test_threads_are_named_and_end_with_the_iterator() -> None:
     assert fetch_thread_names() == []
 
 
-def test_threads_end_with_an_iterator_that_met_an_error() -> None:
+def test_threads_end_with_the_iterator_after_an_error() -> None:
     iterator = iter(DataLoader(Computed(21, odd_ones_fail), batch_size=7, fetch_threads=3))
     next_error(iterator)
     assert len(fetch_thread_names()) == 3
@@ -345,7 +347,7 @@ def test_threads_end_with_an_iterator_that_met_an_error() -> None:
     assert fetch_thread_names() == []
 
 
-def test_a_forked_child_makes_threads_of_its_own() -> None:
+def test_forked_child_starts_its_own_threads() -> None:
     iterator = iter(DataLoader(Computed(8, needs_four), batch_size=4, fetch_threads=4))
     next(iterator)
     context = multiprocessing.get_context("fork")
@@ -362,7 +364,7 @@ def test_a_forked_child_makes_threads_of_its_own() -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}]
 )
-def test_a_number_assigned_later_is_heeded_by_the_next_iter(options: dict[str, Any]) -> None:
+def test_assigned_fetch_threads_takes_effect_at_the_next_iter(options: dict[str, Any]) -> None:
     loader = DataLoader(Computed(4, number), batch_size=4, **options)
     assert len(list(loader)) == 1
     loader.dataset.function = needs_four  # type: ignore[attr-defined]
@@ -378,7 +380,7 @@ def test_a_number_assigned_later_is_heeded_by_the_next_iter(options: dict[str, A
     assert loader._iterator is second
 
 
-def test_a_loader_can_be_made_again_from_its_attributes() -> None:
+def test_fetch_threads_is_a_public_attribute() -> None:
     loader = DataLoader([1, 2], fetch_threads=3)
     assert vars(loader)["fetch_threads"] == 3
     assert vars(DataLoader([1, 2]))["fetch_threads"] == 1
@@ -396,7 +398,7 @@ def test_a_loader_can_be_made_again_from_its_attributes() -> None:
     ],
 )
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_number_that_is_none_is_refused_at_once_and_at_iter(
+def test_invalid_fetch_threads_is_rejected_at_construction_and_iter(
     value: Any, kind: type[Exception], text: str, workers: int
 ) -> None:
     loader = DataLoader([1], num_workers=workers)
@@ -424,7 +426,7 @@ class Piped(MapDataPipe[int]):
     ],
     ids=["iterable", "datapipe", "no batches"],
 )
-def test_threads_that_cannot_help_are_refused(
+def test_fetch_threads_is_rejected_where_it_cannot_apply(
     dataset: Any, options: dict[str, Any], text: str
 ) -> None:
     loader = DataLoader(dataset, **options)

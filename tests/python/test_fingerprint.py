@@ -288,7 +288,7 @@ def large_things() -> dict[str, tuple[Any, Callable[[], object]]]:
     }
 
 
-def check_seen(thing: Any, change: Callable[[], object]) -> None:
+def check_change_is_detected(thing: Any, change: Callable[[], object]) -> None:
     for whole in (thing, SimpleNamespace(inside=[thing])):
         before = look(whole)
         assert before is not None
@@ -299,21 +299,21 @@ def check_seen(thing: Any, change: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("name", small_things())
-def test_a_change_is_seen(name: str) -> None:
-    check_seen(*small_things()[name])
+def test_change_of_a_small_object_is_detected(name: str) -> None:
+    check_change_is_detected(*small_things()[name])
 
 
 @pytest.mark.parametrize("name", large_things())
-def test_a_change_is_seen_whatever_the_size(name: str) -> None:
+def test_change_of_a_large_object_is_detected(name: str) -> None:
     """`self.visits[index] += 1` in an array of 5 KiB or a list of 65 items was counted twice."""
     thing, change = large_things()[name]
     if isinstance(thing, torch.nn.Module):
         weight = thing.weight.detach()
         change = weight[3].zero_
-    check_seen(thing, change)
+    check_change_is_detected(thing, change)
 
 
-def test_a_global_that_no_code_names_is_not_looked_at() -> None:
+def test_unread_global_does_not_prevent_a_fingerprint() -> None:
     before = look(ReadsASetting())
     settings.__dict__["unread"] += 1
     assert look(ReadsASetting()) is not None
@@ -373,13 +373,13 @@ def locked_view(values: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", OPAQUE)
-def test_what_could_change_unseen_has_none(name: str, tmp_path: Path) -> None:
+def test_opaque_objects_have_no_fingerprint(name: str, tmp_path: Path) -> None:
     thing = opaque(tmp_path)[name]
     assert look(thing) is None
     assert look(SimpleNamespace(inside=[thing])) is None
 
 
-def test_all_that_is_opaque_is_tried(tmp_path: Path) -> None:
+def test_all_opaque_objects_are_listed(tmp_path: Path) -> None:
     assert list(opaque(tmp_path)) == OPAQUE
 
 
@@ -388,7 +388,7 @@ def test_all_that_is_opaque_is_tried(tmp_path: Path) -> None:
     [np.zeros(10**6), torch.zeros(10**6), list(range(10**6)), [Path("a")] * 10**5],
     ids=["array", "tensor", "list", "objects"],
 )
-def test_what_takes_longer_than_allowed_has_none(thing: Any) -> None:
+def test_objects_over_the_time_limit_have_no_fingerprint(thing: Any) -> None:
     assert fingerprint(thing, cost_s_max=1e-5) is None
     assert fingerprint(thing, cost_s_max=10) is not None
 
@@ -399,7 +399,7 @@ def deeply(nested: Any, depth: int) -> Any:
     return nested
 
 
-def test_nests_have_a_limit_and_loops_an_end() -> None:
+def test_deep_nests_and_cyclic_lists_have_no_fingerprint() -> None:
     assert look(deeply(1, 60)) is not None
     assert look(deeply(1, 100_000)) is None
     loop: list[Any] = [0] * 100
@@ -407,7 +407,7 @@ def test_nests_have_a_limit_and_loops_an_end() -> None:
     assert look(loop) is None
 
 
-def test_a_look_writes_to_no_object() -> None:
+def test_inspection_leaves_reference_counts_unchanged() -> None:
     """Writing to a reference count copies a page, in each worker."""
     samples = [(f"{index}.jpeg", float(index)) for index in range(1000)]
     counts = [sys.getrefcount(item) for pair in samples for item in (pair, *pair)]
@@ -416,13 +416,13 @@ def test_a_look_writes_to_no_object() -> None:
     assert look(samples) == before
 
 
-def test_open_files_and_sockets_have_none(tmp_path: Path) -> None:
+def test_open_files_and_sockets_have_no_fingerprint(tmp_path: Path) -> None:
     with (tmp_path / "file").open("w") as file, socket.socket() as end:
         assert look(SimpleNamespace(file=file)) is None
         assert look(SimpleNamespace(end=end)) is None
 
 
-def test_fetching_from_usual_datasets_changes_nothing() -> None:
+def test_fetching_from_common_datasets_keeps_the_fingerprint() -> None:
     augment = transforms.Compose([transforms.RandomCrop(8), transforms.ToTensor()])
     images = FakeData(20, (3, 16, 16), transform=augment)
     rows = TensorDataset(torch.rand(1000, 3), torch.rand(1000))
@@ -433,12 +433,12 @@ def test_fetching_from_usual_datasets_changes_nothing() -> None:
         assert look(dataset, default_collate) == before
 
 
-def test_shared_lists_do_not_change() -> None:
+def test_shared_lists_have_a_fingerprint() -> None:
     samples = SharedList([("a", 1)] * 1000)
     assert look(SimpleNamespace(samples=samples)) is not None
 
 
-def test_read_only_maps_and_locks_can_be_looked_at(tmp_path: Path) -> None:
+def test_read_only_maps_and_locks_have_a_stable_fingerprint(tmp_path: Path) -> None:
     np.save(tmp_path / "rows.npy", np.zeros(10_000))
     rows = np.load(tmp_path / "rows.npy", mmap_mode="r")
     thing = SimpleNamespace(rows=rows, lock=threading.Lock(), path=tmp_path)
@@ -446,7 +446,7 @@ def test_read_only_maps_and_locks_can_be_looked_at(tmp_path: Path) -> None:
     assert look(thing) == look(thing)
 
 
-def test_a_dataset_that_leads_to_itself_ends() -> None:
+def test_inspection_of_a_self_referencing_dataset_terminates() -> None:
     thing = SimpleNamespace()
     thing.self = thing
     assert look(thing) == look(thing)
@@ -492,7 +492,7 @@ class Augmenting:
 
 
 @pytest.mark.parametrize("change", ["shift", "count_up", "pick"])
-def test_state_of_an_installed_package_is_seen(
+def test_state_change_of_an_installed_package_is_detected(
     installed: Callable[[str], Any], change: str
 ) -> None:
     library = installed(f"installed_{change}")
@@ -504,7 +504,7 @@ def test_state_of_an_installed_package_is_seen(
     assert look(dataset) != before
 
 
-def test_state_of_a_package_that_an_installed_one_imports_is_seen(
+def test_state_change_of_a_transitive_package_is_detected(
     installed: Callable[[str], Any], tmp_path: Path
 ) -> None:
     inner = installed("installed_inner")
@@ -520,7 +520,7 @@ def test_state_of_a_package_that_an_installed_one_imports_is_seen(
     assert look(Augmenting(outer.draw)) != before
 
 
-def test_a_package_with_compiled_modules_has_none(installed: Callable[[str], Any]) -> None:
+def test_package_with_compiled_modules_has_no_fingerprint(installed: Callable[[str], Any]) -> None:
     library = installed("installed_compiled")
     compiled = types.ModuleType("installed_compiled.fast")
     compiled.__file__ = "/lib/site-packages/installed_compiled/fast.so"

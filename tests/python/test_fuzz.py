@@ -37,7 +37,7 @@ def fuzz(*arguments: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def test_what_each_canary_replaces_stands_once_in_its_source() -> None:
+def test_each_canary_pattern_occurs_once_in_its_source() -> None:
     """A change of the sources can break only this property of canaries."""
     text = (ROOT / "tests" / "fuzz" / "CMakeLists.txt").read_text()
     canaries = CANARY.findall(text)
@@ -67,14 +67,14 @@ def test_every_canary_is_found_and_nothing_else() -> None:
 
 
 @pytest.mark.long
-def test_the_canary_of_the_blobs_that_workers_read_is_found() -> None:
+def test_canary_of_worker_blobs_is_found() -> None:
     done = fuzz(f"--runs={INPUT_COUNT}", "blob")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "NOT found" not in done.stdout and "was found" in done.stdout, done.stdout
 
 
 @pytest.mark.long
-def test_a_fuzzer_that_finds_no_canary_fails() -> None:
+def test_fuzzer_that_finds_no_canary_fails() -> None:
     # The seeds alone are inputs that every parser accepts.
     done = fuzz("--runs=0", "blob")
     assert done.returncode == 1, done.stdout + done.stderr

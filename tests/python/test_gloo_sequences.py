@@ -18,7 +18,7 @@ SECONDS_MAX = 900
 @pytest.mark.slow
 @pytest.mark.long("50", "3")
 @pytest.mark.parametrize("count", [3, 50])
-def test_every_sample_is_given_once_however_ranks_are_killed_and_resumed(
+def test_random_kills_and_resumes_yield_each_sample_once(
     count: int, seed: int, tmp_path: Path
 ) -> None:
     folder = tmp_path / "sequences"

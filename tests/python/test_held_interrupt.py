@@ -63,7 +63,7 @@ NOBODY = "tcp://127.0.0.1:9"  # the pool is not needed to test the start of its 
         ("worker", {"RuntimeError", "PenstockError"}),  # the workers are gone
     ],
 )
-def test_an_interrupt_at_a_fork_is_not_lost(
+def test_interrupt_during_a_fork_is_not_lost(
     pool: str, where: str, outcome: set[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "program.py"
@@ -79,7 +79,7 @@ def test_an_interrupt_at_a_fork_is_not_lost(
     assert (said in outcome, left) == (True, "[]"), done
 
 
-def test_what_was_noted_is_done_at_the_end() -> None:
+def test_held_interrupt_is_delivered_at_the_end() -> None:
     seen: list[str] = []
     before = signal.signal(signal.SIGINT, lambda *_: seen.append("handled"))
     try:
@@ -93,7 +93,7 @@ def test_what_was_noted_is_done_at_the_end() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_a_child_ends_the_context_it_was_forked_in() -> None:
+def test_release_in_child_delivers_the_interrupt() -> None:
     with pytest.raises(KeyboardInterrupt), HeldInterrupt():
         os.kill(os.getpid(), signal.SIGINT)
         release_in_child()
@@ -102,7 +102,7 @@ def test_a_child_ends_the_context_it_was_forked_in() -> None:
 
 
 @pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL])
-def test_what_is_not_pythons_to_handle_is_left_alone(handler: signal.Handlers) -> None:
+def test_non_python_handlers_are_left_unchanged(handler: signal.Handlers) -> None:
     before = signal.signal(signal.SIGINT, handler)
     try:
         with HeldInterrupt():
@@ -112,7 +112,7 @@ def test_what_is_not_pythons_to_handle_is_left_alone(handler: signal.Handlers) -
         signal.signal(signal.SIGINT, before)
 
 
-def test_another_thread_starts_workers_as_before() -> None:
+def test_other_threads_keep_the_signal_handler() -> None:
     def enter() -> None:
         with HeldInterrupt():
             seen.append(signal.getsignal(signal.SIGINT))

@@ -133,7 +133,7 @@ def outcome(make: Any, state: Any) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("make", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("count", [0, 3, 99])
-def test_each_part_of_a_state_is_refused_by_its_place_or_goes_on(
+def test_altered_state_is_rejected_or_resumes_and_runs_no_code(
     make: Any, count: int, tmp_path: Path
 ) -> None:
     state = state_after(make, count)
@@ -150,7 +150,7 @@ def test_each_part_of_a_state_is_refused_by_its_place_or_goes_on(
     assert not touched.exists(), "nothing of a state is run"
 
 
-def test_the_place_is_named() -> None:
+def test_error_names_the_place_of_the_mistake() -> None:
     make = CASES["dataset with a state"]
     state = state_after(make, 3)
     for path, value, words in [
@@ -165,7 +165,7 @@ def test_the_place_is_named() -> None:
         assert type(error) is ValueError and words in str(error)
 
 
-def test_a_place_in_numpys_words_beyond_their_end_is_refused() -> None:
+def test_numpy_generator_position_out_of_range_is_rejected() -> None:
     """NumPy accepts it, and reads memory that it does not own."""
     make = CASES["map"]
     state = state_after(make, 1)
@@ -179,7 +179,7 @@ def test_a_place_in_numpys_words_beyond_their_end_is_refused() -> None:
 
 @pytest.mark.parametrize("place", [("shards", "states", 0), ("shards", "before")])
 @pytest.mark.parametrize("make", [CASES["dataset with a state"], CASES["map"]], ids=("list", "map"))
-def test_bytes_of_a_checkpoint_are_not_unpickled(
+def test_checkpoint_bytes_are_not_unpickled(
     make: Any, place: tuple[Any, ...], tmp_path: Path
 ) -> None:
     state = state_after(make, 2)
@@ -194,7 +194,7 @@ def test_bytes_of_a_checkpoint_are_not_unpickled(
 
 
 @pytest.mark.parametrize("name", ["dataset", "__class__", "_iterator", "generator", "state_dict"])
-def test_only_samplers_are_looked_up_by_a_name_of_a_state(name: str) -> None:
+def test_state_cannot_name_attributes_other_than_samplers(name: str) -> None:
     make = CASES["sampler"]
     state = make().state_dict()
     state["samplers"] = {name: {"yielded": 0}}
@@ -202,7 +202,7 @@ def test_only_samplers_are_looked_up_by_a_name_of_a_state(name: str) -> None:
     assert type(error) is ValueError and "state['samplers'] must be" in str(error)
 
 
-def test_a_state_of_another_order_or_dataset_is_refused() -> None:
+def test_state_of_another_order_or_dataset_is_rejected() -> None:
     state = state_after(CASES["map"], 3)
     for make in (
         lambda: DataLoader(Counted(9), 4, shuffle=True, seeding="batch"),
@@ -213,7 +213,7 @@ def test_a_state_of_another_order_or_dataset_is_refused() -> None:
         assert type(outcome(make, state)) is ValueError
 
 
-def test_a_place_after_the_last_batch_is_refused() -> None:
+def test_position_after_the_last_batch_is_rejected() -> None:
     for name in ("map", "iterable"):
         make = CASES[name]
         state = state_after(make, 3)
@@ -240,7 +240,7 @@ _JSON = st.recursive(
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), name=st.sampled_from(sorted(CASES)), count=st.sampled_from([0, 2, 99]))
-def test_states_that_are_changed_at_random_are_refused_or_go_on(
+def test_randomly_altered_states_are_rejected_or_resume(
     data: st.DataObject, name: str, count: int
 ) -> None:
     make = CASES[name]
@@ -257,7 +257,7 @@ def test_states_that_are_changed_at_random_are_refused_or_go_on(
     assert isinstance(seen, (list, ValueError, TypeError))
 
 
-def test_an_untouched_state_goes_on() -> None:
+def test_unaltered_state_resumes() -> None:
     """The oracle of the tests above: a state rejected there is rejected for the change."""
     random.seed(1)
     for make in CASES.values():

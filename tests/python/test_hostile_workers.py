@@ -50,7 +50,7 @@ def take_all(loader: DataLoader[Any]) -> list[Any]:
         return list(loader)
 
 
-def test_epoch_that_its_only_worker_ends_early_is_an_error_that_names_the_worker(
+def test_epoch_ended_early_by_its_only_worker_names_that_worker(
     pool: PoolProcesses,
 ) -> None:
     """`len(loader)` was 40, the loop ended after 7 batches, and the program ended with exit code
@@ -66,7 +66,7 @@ def test_epoch_that_its_only_worker_ends_early_is_an_error_that_names_the_worker
     assert not loader.state_dict()["_iterator_finished"]
 
 
-def test_epoch_is_whole_beside_a_worker_that_ends_it_early(pool: PoolProcesses) -> None:
+def test_epoch_is_complete_despite_a_worker_that_ends_it_early(pool: PoolProcesses) -> None:
     """40 batches were 19, and `state_dict()` reported that the epoch was finished."""
     pool.start_worker(processes=2)
     alone = digests(take_all(pooled(pool)))
@@ -118,7 +118,7 @@ def error_of_program(pool: PoolProcesses, timeout_s: int) -> str:
     )
 
 
-def test_wrong_description_of_the_dataset_is_an_error_that_names_the_worker(
+def test_malformed_dataset_description_is_an_error(
     pool: PoolProcesses,
 ) -> None:
     """The first worker's answer was taken for the length of the epoch, without a check."""
@@ -130,14 +130,14 @@ def test_wrong_description_of_the_dataset_is_an_error_that_names_the_worker(
         assert words in said, (shape, said)
 
 
-def test_batches_of_another_dataset_than_the_one_described_are_errors(pool: PoolProcesses) -> None:
+def test_batches_of_another_dataset_than_described_are_errors(pool: PoolProcesses) -> None:
     pool.start_altered_worker("describe_datasets_as", json.dumps([{"iterable": False, "size": 5}]))
     said = error_of_program(pool, timeout_s=60)
     assert "its dataset has 23 samples" in said and "this epoch, has 5 samples" in said, said
 
 
 @pytest.mark.parametrize("alteration", ["describe_no_dataset", "end_shards_from"])
-def test_constructor_that_asks_for_the_dataset_obeys_its_time_limit(
+def test_dataset_description_request_obeys_the_timeout(
     pool: PoolProcesses, alteration: str
 ) -> None:
     """A worker that ended a shard in place of the answer remained busy for ever."""

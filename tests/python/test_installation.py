@@ -77,7 +77,7 @@ def assert_streams_by_penstock(loader: Any) -> None:
     assert loader.stats().iterator == "penstock"
 
 
-def test_every_name_of_the_class_leads_to_penstock_and_back() -> None:
+def test_install_replaces_every_name_and_uninstall_restores_them() -> None:
     penstock.install()
     try:
         assert all(issubclass(kind, penstock.DataLoader) for kind in names_of_the_class())
@@ -87,18 +87,18 @@ def test_every_name_of_the_class_leads_to_penstock_and_back() -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_loader_by_torchs_name_streams_by_penstock() -> None:
+def test_loader_made_by_torch_name_streams_by_penstock() -> None:
     assert_streams_by_penstock(DataLoader([1, 2, 3], num_workers=1))
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_loader_by_torchs_name_takes_options_of_penstock() -> None:
+def test_loader_made_by_torch_name_takes_penstock_options() -> None:
     loader = torch.utils.data.DataLoader([1, 2, 3], num_workers=1, device="cpu")  # type: ignore[call-arg]
     assert loader.device == "cpu"  # type: ignore[attr-defined]
     assert_streams_by_penstock(loader)
 
 
-def test_a_framework_imported_before_or_after_gets_penstocks(
+def test_frameworks_imported_before_or_after_get_penstock(
     importer: Callable[[str], ModuleType],
 ) -> None:
     before = importer("imported_before")
@@ -113,7 +113,7 @@ def test_a_framework_imported_before_or_after_gets_penstocks(
 
 
 @pytest.mark.usefixtures("installed")
-def test_installing_again_takes_in_what_got_torchs_class_since(
+def test_reinstall_replaces_names_bound_since(
     importer: Callable[[str], ModuleType],
 ) -> None:
     framework = importer("imported_meanwhile")
@@ -122,13 +122,13 @@ def test_installing_again_takes_in_what_got_torchs_class_since(
     assert framework.Loader is DataLoader
 
 
-def test_uninstalling_what_is_not_installed_changes_nothing() -> None:
+def test_uninstall_without_install_changes_nothing() -> None:
     penstock.uninstall()
     assert names_of_the_class() == [TORCHS["class"]] * 3
     assert pickle.loads(pickle.dumps(TORCHS["class"])) is TORCHS["class"]
 
 
-def test_classes_and_instances_of_torchs_class_are_those_of_the_name() -> None:
+def test_isinstance_and_issubclass_accept_torch_loaders() -> None:
     plain, early = DataLoader([1]), EarlyLoader([1], "a")
     penstock.install()
     try:
@@ -144,7 +144,9 @@ def test_classes_and_instances_of_torchs_class_are_those_of_the_name() -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_patch_of_torchs_class_is_not_found_on_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patch_of_the_torch_class_does_not_show_on_the_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Lightning patches both in any order, and restores on each the method that it found."""
     own = DataLoader.__setattr__
     monkeypatch.setattr(TORCHS["class"], "__setattr__", lambda *it: object.__setattr__(*it))
@@ -152,7 +154,7 @@ def test_a_patch_of_torchs_class_is_not_found_on_the_name(monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_class_made_after_it_is_told_from_its_like() -> None:
+def test_later_subclasses_accept_only_their_own_instances() -> None:
     class Late(DataLoader[Any]):
         pass
 
@@ -166,7 +168,7 @@ def test_a_class_made_after_it_is_told_from_its_like() -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_class_of_loaders_may_be_abstract_too() -> None:
+def test_loader_subclass_may_be_abstract() -> None:
     class Abstract(DataLoader[Any], abc.ABC):
         @abc.abstractmethod
         def label(self) -> str: ...
@@ -180,7 +182,7 @@ def test_a_class_of_loaders_may_be_abstract_too() -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_class_made_before_goes_on_with_torchs_iterator() -> None:
+def test_subclass_made_before_install_uses_the_torch_iterator() -> None:
     loader = EarlyLoader([1, 2, 3], "a", batch_size=2, num_workers=1)
     assert [batch.tolist() for batch in loader] == [[1, 2], [3]]
     assert not isinstance(loader, penstock.DataLoader)
@@ -193,7 +195,7 @@ class Pickled(NamedTuple):
 
 @pytest.mark.parametrize("dump", ["before", "while"])
 @pytest.mark.parametrize("load", ["before", "while"])
-def test_loaders_of_torchs_class_can_be_pickled(dump: str, load: str) -> None:
+def test_torch_loaders_can_be_pickled_across_install(dump: str, load: str) -> None:
     """Into and out of a process that has installed; the class is found by its name."""
     loader = DataLoader([1, 2, 3], batch_size=2)
     try:
@@ -211,7 +213,7 @@ def test_loaders_of_torchs_class_can_be_pickled(dump: str, load: str) -> None:
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
-def test_a_loader_of_penstock_stays_one_when_it_is_copied(copied: Callable[[Any], Any]) -> None:
+def test_copied_penstock_loader_stays_a_penstock_loader(copied: Callable[[Any], Any]) -> None:
     penstock.install()
     loader = DataLoader([1, 2, 3], num_workers=1, device="cpu")  # type: ignore[call-arg]
     penstock.uninstall()
@@ -221,7 +223,7 @@ def test_a_loader_of_penstock_stays_one_when_it_is_copied(copied: Callable[[Any]
 
 
 @pytest.mark.usefixtures("installed")
-def test_what_torch_pickled_becomes_penstocks_with_its_own_state() -> None:
+def test_torch_pickle_loads_as_a_penstock_loader() -> None:
     penstock.uninstall()
     dumped = pickle.dumps(DataLoader([1, 2, 3], num_workers=1))
     penstock.install()
@@ -236,7 +238,7 @@ def report_the_class(connection: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_processes_that_are_spawned_install_too(method: str) -> None:
+def test_spawned_processes_install_too(method: str) -> None:
     context = multiprocessing.get_context(method)
     receiving, sending = context.Pipe(duplex=False)
     process = context.Process(target=report_the_class, args=(sending,))  # type: ignore[attr-defined]
@@ -251,7 +253,7 @@ def test_processes_that_are_spawned_install_too(method: str) -> None:
 @pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_workers_of_a_program_that_installs_are_spawned(method: str, tmp_path: Path) -> None:
+def test_workers_can_be_spawned_by_an_installing_program(method: str, tmp_path: Path) -> None:
     source = f"""
 import penstock
 if __name__ == "__main__":
@@ -275,7 +277,7 @@ class EarlyStateful(StatefulDataLoader[Any]):
 
 
 @pytest.mark.usefixtures("installed")
-def test_torchdatas_name_leads_to_penstock_and_back() -> None:
+def test_torchdata_name_is_replaced_and_restored() -> None:
     names = (StatefulDataLoader, torchdata.stateful_dataloader.StatefulDataLoader)
     for kind in names:
         loader: Any = kind([1, 2, 3], num_workers=1, snapshot_every_n_steps=2)
@@ -287,7 +289,7 @@ def test_torchdatas_name_leads_to_penstock_and_back() -> None:
     assert torchdata.stateful_dataloader.StatefulDataLoader is TORCHDATAS["class"]
 
 
-def test_loaders_of_torchdatas_class_are_those_of_the_name() -> None:
+def test_isinstance_and_issubclass_accept_torchdata_loaders() -> None:
     plain, early = StatefulDataLoader([1]), EarlyStateful([1])
     penstock.install()
     try:
@@ -304,7 +306,7 @@ def test_loaders_of_torchdatas_class_are_those_of_the_name() -> None:
 
 @pytest.mark.parametrize("dump", ["before", "while"])
 @pytest.mark.parametrize("load", ["before", "while"])
-def test_loaders_of_torchdatas_class_can_be_pickled(dump: str, load: str) -> None:
+def test_torchdata_loaders_can_be_pickled_across_install(dump: str, load: str) -> None:
     loader = StatefulDataLoader([1, 2, 3], batch_size=2)
     try:
         if dump == "while":
@@ -324,7 +326,7 @@ def test_loaders_of_torchdatas_class_can_be_pickled(dump: str, load: str) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("has_torchdata", [True, False])
 @pytest.mark.parametrize("is_first", [True, False])
-def test_a_program_may_import_torchdata_later_or_not_have_it(
+def test_torchdata_may_be_imported_later_or_be_missing(
     has_torchdata: bool, is_first: bool, tmp_path: Path
 ) -> None:
     imports = ["import penstock; penstock.install()"]

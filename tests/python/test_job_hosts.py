@@ -96,7 +96,7 @@ def serving() -> Iterator[int]:
         ("[0:0::1]:80", "[::1]:80"),
     ],
 )
-def test_host_is_named_in_its_usual_form(text: str, usual: str) -> None:
+def test_named_host_is_normalised(text: str, usual: str) -> None:
     assert parse_named(text) == usual
 
 
@@ -109,7 +109,7 @@ def test_host_is_named_in_its_usual_form(text: str, usual: str) -> None:
         "[example.org]:80", "a..b:80", "-a.org:80", "exämple.org:80", "a\n:80",
     ],
 )  # fmt: skip
-def test_text_that_names_no_host_is_refused(text: str) -> None:
+def test_invalid_host_text_is_rejected(text: str) -> None:
     with pytest.raises(
         ValueError, match="expected HOST:PORT, got|has neither a host|has \\* before"
     ):
@@ -164,7 +164,7 @@ def test_name_may_not_lead_to_an_address_of_an_interface() -> None:
         assert is_denied(trial.getsockname()[0])
 
 
-def test_request_is_sent_on_as_its_server_expects() -> None:
+def test_request_is_rewritten_for_its_server() -> None:
     head = (
         "GET HTTP://Data.example.org/a?b HTTP/1.1\r\nHost: other.org\r\nAccept: x\r\n"
         "Proxy-Connection: keep-alive\r\nconnection: keep-alive\r\nProxy-Authorization: y"
@@ -188,7 +188,7 @@ def test_request_is_sent_on_as_its_server_expects() -> None:
         "\x16\x03\x01", "GET http://a.org:1:2/ HTTP/1.1",
     ],
 )  # fmt: skip
-def test_request_that_is_none_is_refused(head: str) -> None:
+def test_malformed_request_is_rejected(head: str) -> None:
     with pytest.raises(ValueError, match=r"request|HOST:PORT"):
         Request.parse(head)
 
@@ -202,20 +202,20 @@ def parsed(*arguments: str) -> IsolationOptions:
     return isolation_of(parser.parse(list(arguments)))
 
 
-def test_hosts_are_handed_on_as_they_were_given() -> None:
+def test_job_hosts_round_trip_through_the_arguments() -> None:
     arguments = ["--isolate=network", "--job-hosts=*.example.org:443,127.0.0.1:9,[::1]:9"]
     assert isolation_arguments(parsed(*arguments)) == arguments
 
 
 @pytest.mark.parametrize("text", ["example.org", "a.org:443,", "a.org:443 b.org:443"])
-def test_hosts_that_are_none_are_told(text: str) -> None:
+def test_malformed_job_hosts_are_reported(text: str) -> None:
     with pytest.raises(
         CommandError, match=r"--job-hosts must be HOST:PORT entries separated by commas"
     ):
         parsed("--isolate=network", "--job-hosts", text)
 
 
-def test_hosts_need_the_level_network() -> None:
+def test_job_hosts_require_network_isolation() -> None:
     with pytest.raises(ValueError, match="--job-hosts requires --isolate network"):
         plan_isolation(IsolationOptions(job_hosts=("a.org:443",)), "/nowhere")
 
@@ -230,7 +230,7 @@ class NoLoopback:
         return self._why
 
 
-def test_hosts_without_a_namespace_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_hosts_without_a_namespace_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """A filter of system calls would leave jobs without access to the proxy."""
     monkeypatch.setattr(_pool, "JobSeparation", NoLoopback)
     options = IsolationOptions(frozenset({"network"}), job_hosts=("a.org:443",))
@@ -239,7 +239,7 @@ def test_hosts_without_a_namespace_are_an_error(monkeypatch: pytest.MonkeyPatch)
 
 
 @needs_namespace
-def test_hosts_are_said_at_the_start() -> None:
+def test_allowed_hosts_are_reported_at_the_start() -> None:
     options = IsolationOptions(frozenset({"network"}), job_hosts=("a.org:443", "b.org:80"))
     plan = plan_isolation(options, "/nowhere")
     said = (
@@ -284,7 +284,7 @@ def proxy_to(*hosts: str) -> Iterator[Proxy]:
 
 
 @pytest.mark.slow
-def test_proxy_passes_on_to_named_hosts_alone(capfd: pytest.CaptureFixture[str]) -> None:
+def test_proxy_forwards_only_to_named_hosts(capfd: pytest.CaptureFixture[str]) -> None:
     with serving() as port, serving() as other, proxy_to(f"127.0.0.1:{port}") as proxy:
         get = f"GET http://127.0.0.1:{port}/rows HTTP/1.1\r\nHost: x\r\n\r\n"
         assert proxy.ask(get.encode()).endswith(f"/rows of 127.0.0.1:{port}, close")
@@ -307,7 +307,7 @@ def test_proxy_passes_on_to_named_hosts_alone(capfd: pytest.CaptureFixture[str])
 
 
 @pytest.mark.slow
-def test_name_that_leads_to_this_machine_is_refused() -> None:
+def test_name_that_resolves_to_this_machine_is_rejected() -> None:
     with serving() as port, proxy_to(f"localhost:{port}") as proxy:
         answer = proxy.ask(f"GET http://localhost:{port}/ HTTP/1.1\r\n\r\n".encode())
         assert answer.startswith("HTTP/1.1 403 ")
@@ -315,7 +315,7 @@ def test_name_that_leads_to_this_machine_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_proxy_answers_what_it_cannot_pass_on() -> None:
+def test_proxy_answers_requests_that_it_cannot_forward() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
@@ -333,7 +333,7 @@ def test_proxy_answers_what_it_cannot_pass_on() -> None:
                 assert len(found) < 1000
 
 
-def test_head_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incomplete_request_head_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_proxy, "HEAD_S", 0.01)
 
     async def wait_for_request(client: socket.socket) -> None:
@@ -370,7 +370,7 @@ def test_connections_of_a_job_are_bounded_and_end_with_it() -> None:
 @pytest.mark.slow
 @needs_namespace
 @pytest.mark.parametrize("uid", [None, pytest.param(70000, marks=needs_root)])
-def test_process_that_is_in_its_place_reads_through_the_proxy(uid: int | None) -> None:
+def test_isolated_process_reads_through_the_proxy(uid: int | None) -> None:
     """For any account."""
     with serving() as port, serving() as other:
         isolation = JobIsolation(no_network="namespace", hosts=[f"127.0.0.1:{port}"])
@@ -477,7 +477,7 @@ def expect_end_of(handle: int) -> None:
 @pytest.mark.slow
 @needs_namespace
 @pytest.mark.parametrize("levels", ["network", "keys,files,tmp,network"])
-def test_job_reads_from_named_hosts_alone(pool: PoolProcesses, levels: str) -> None:
+def test_job_reads_only_from_named_hosts(pool: PoolProcesses, levels: str) -> None:
     """A job had full network access or none, and without it could not read from an object store."""
     with serving() as port, serving() as other:
         worker = pool.start_worker("--isolate", levels, "--job-hosts", f"127.0.0.1:{port}")
@@ -507,7 +507,7 @@ def test_job_reads_from_named_hosts_alone(pool: PoolProcesses, levels: str) -> N
 @pytest.mark.slow
 @needs_namespace
 @pytest.mark.parametrize("which", ["supervisor", "server", "warm process"])
-def test_proxy_ends_with_each_process_above_it(pool: PoolProcesses, which: str) -> None:
+def test_proxy_ends_with_each_ancestor_process(pool: PoolProcesses, which: str) -> None:
     worker = pool.start_worker("--isolate", "network", "--job-hosts", "127.0.0.1:9")
     (pid,) = proxies_of(worker)
     handle = os.pidfd_open(pid)
@@ -522,7 +522,7 @@ def test_proxy_ends_with_each_process_above_it(pool: PoolProcesses, which: str) 
 
 @pytest.mark.slow
 @needs_namespace
-def test_worker_starts_again_where_its_proxy_has_ended(pool: PoolProcesses) -> None:
+def test_worker_restarts_after_its_proxy_has_ended(pool: PoolProcesses) -> None:
     with serving() as port:
         worker = pool.start_worker("--isolate", "network", "--job-hosts", f"127.0.0.1:{port}")
         (pid,) = proxies_of(worker)

@@ -138,7 +138,7 @@ def expect_served(pool: PoolProcesses) -> None:
 
 @pytest.mark.slow
 @needs_hiding
-def test_job_reaches_no_key_and_no_process_around_it(pool: PoolProcesses) -> None:
+def test_job_cannot_access_keys_or_surrounding_processes(pool: PoolProcesses) -> None:
     """A user's dataset read worker.secret, and its holder received the jobs of others."""
     outside = outside_of(pool.folder)
     worker = pool.start_worker()
@@ -170,7 +170,7 @@ _WITHOUT_MOUNTS = (
     subprocess.run([*_WITHOUT_MOUNTS, "true"], capture_output=True).returncode != 0,
     reason="needs a user namespace in which mount namespaces can be forbidden",
 )
-def test_job_is_kept_from_keys_by_rules_where_mounts_are_refused(pool: PoolProcesses) -> None:
+def test_landlock_protects_keys_where_mounts_are_refused(pool: PoolProcesses) -> None:
     outside = outside_of(pool.folder)
     worker = pool.start_worker(within=_WITHOUT_MOUNTS)
     worker.wait_for_lines(lambda line: "Landlock protects the keys from jobs" in line)
@@ -183,7 +183,7 @@ def test_job_is_kept_from_keys_by_rules_where_mounts_are_refused(pool: PoolProce
 
 
 @pytest.mark.slow
-def test_job_without_isolation_reaches_what_its_account_can(pool: PoolProcesses) -> None:
+def test_job_without_isolation_has_the_access_of_its_account(pool: PoolProcesses) -> None:
     pool.start_worker("--isolate", "none")
     found = tried(pool, keys=_pool.shared_key_folder(), outside=outside_of(pool.folder))
     assert found["read keys"] == "done: True"
@@ -194,7 +194,7 @@ def test_job_without_isolation_reaches_what_its_account_can(pool: PoolProcesses)
 @needs_mounts
 @needs_rules
 @needs_namespace
-def test_job_with_all_levels_has_its_own_folders_and_no_network(pool: PoolProcesses) -> None:
+def test_fully_isolated_job_has_its_own_folders_and_no_network(pool: PoolProcesses) -> None:
     outside = outside_of(pool.folder)
     writes = pool.folder / "writes"
     writes.mkdir()
@@ -219,7 +219,7 @@ def test_job_with_all_levels_has_its_own_folders_and_no_network(pool: PoolProces
 
 @pytest.mark.slow
 @needs_rules
-def test_job_with_files_alone_writes_in_its_own_folders(pool: PoolProcesses) -> None:
+def test_file_isolation_allows_writes_only_in_own_folders(pool: PoolProcesses) -> None:
     outside = outside_of(pool.folder)
     pool.start_worker("--isolate", "files", "--job-memory", str(64 << 30))
     found = tried(pool, keys=_pool.shared_key_folder(), outside=outside)
@@ -232,7 +232,7 @@ def test_job_with_files_alone_writes_in_its_own_folders(pool: PoolProcesses) -> 
 
 @pytest.mark.slow
 @needs_root
-def test_job_has_a_uid_of_its_own(pool: PoolProcesses) -> None:
+def test_job_has_its_own_uid(pool: PoolProcesses) -> None:
     folder = pool.folder
     while folder != folder.parent:  # pytest's are closed to other accounts
         folder.chmod(folder.stat().st_mode | 0o011)
@@ -313,7 +313,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, *refused: str) -> None:
     monkeypatch.setattr(_pool, "JobSeparation", separation)
 
 
-def test_default_that_cannot_be_had_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_default_isolation_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     refuse(monkeypatch, "mounts", "rules")
     plan = plan_or_refusal(IsolationOptions())
     assert plan.isolation.hiding == ""
@@ -331,7 +331,7 @@ def test_keys_are_hidden_by_rules_where_mounts_are_refused(
     assert "created directly in /nowhere or above" in plan.news[0]
 
 
-def test_keys_in_tmp_take_nothing_of_it_from_jobs_by_default(
+def test_keys_in_tmp_do_not_restrict_tmp_by_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a container without mount namespaces a job could no longer make files in /tmp."""
@@ -353,21 +353,21 @@ def test_keys_in_tmp_take_nothing_of_it_from_jobs_by_default(
         ("network", ("namespace", "filter"), "got network: namespace is refused; filter is"),
     ],
 )
-def test_level_that_is_named_and_cannot_be_had_is_an_error(
+def test_unavailable_requested_level_is_an_error(
     monkeypatch: pytest.MonkeyPatch, levels: str, refused: tuple[str, ...], said: str
 ) -> None:
     refuse(monkeypatch, *refused)
     assert said in plan_or_refusal(IsolationOptions(frozenset(levels.split(","))))
 
 
-def test_filter_takes_the_place_of_a_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_filter_replaces_an_unavailable_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
     refuse(monkeypatch, "namespace")
     plan = plan_or_refusal(IsolationOptions(frozenset({"network"})))
     assert plan.isolation.no_network == "filter"
     assert "a filter of system calls (namespace is refused)" in plan.news[0]
 
 
-def test_key_folder_with_modules_in_it_is_not_hidden(
+def test_key_folder_containing_modules_is_not_hidden(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "modules").mkdir()
@@ -393,17 +393,17 @@ def test_key_folder_with_modules_in_it_is_not_hidden(
         (IsolationOptions(job_group="/tmp"), "must be a folder of cgroup v2, got /tmp"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(options: IsolationOptions, said: str) -> None:
+def test_inconsistent_options_are_rejected(options: IsolationOptions, said: str) -> None:
     assert said in plan_or_refusal(options)
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="the limit bounds all accounts but root's")
-def test_processes_of_root_are_not_bounded_by_a_limit() -> None:
+def test_process_limit_is_rejected_for_root() -> None:
     assert "which RLIMIT_NPROC does not bound" in plan_or_refusal(IsolationOptions(job_processes=9))
 
 
 @pytest.mark.slow
-def test_worker_ends_with_a_sentence_where_a_level_cannot_be_had(
+def test_worker_exits_with_a_message_if_isolation_is_unavailable(
     pool: PoolProcesses, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = ["worker", "--controller", pool.endpoint, "--job-group", str(pool.folder)]
@@ -435,7 +435,7 @@ def parsed(*arguments: str) -> IsolationOptions:
         (["--job-memory", "4G"], "must be an integer from"),
     ],
 )
-def test_option_that_is_wrong_is_told(arguments: list[str], said: str) -> None:
+def test_invalid_option_is_reported(arguments: list[str], said: str) -> None:
     with pytest.raises(CommandError) as raised:
         parsed(*arguments)
     assert said in str(raised.value)
@@ -450,11 +450,11 @@ def test_option_that_is_wrong_is_told(arguments: list[str], said: str) -> None:
         ["--isolate=user", "--job-uids=5-9", "--job-memory=1048576", "--job-group=/x"],
     ],
 )
-def test_options_are_handed_on_as_they_were_given(arguments: list[str]) -> None:
+def test_options_round_trip_through_the_arguments(arguments: list[str]) -> None:
     assert isolation_arguments(parsed(*arguments)) == arguments
 
 
-def test_workers_of_an_engine_have_the_options_of_penstock_up() -> None:
+def test_engine_workers_get_the_options_of_penstock_up() -> None:
     isolation = isolation_arguments(parsed("--isolate=files", "--job-files=100"))
     command = WorkerCommand("tcp://127.0.0.1:9", None, 60.0, isolation=isolation)
     assert command.arguments()[-2:] == ["--isolate=files", "--job-files=100"]
@@ -502,7 +502,7 @@ def group(tmp_path: Path) -> Iterator[Path]:
         folder.rmdir()
 
 
-def test_group_of_a_job_is_removed_with_all_that_is_in_it(group: Path, tmp_path: Path) -> None:
+def test_job_cgroup_is_removed_with_its_processes(group: Path, tmp_path: Path) -> None:
     assert plan_or_refusal(
         IsolationOptions(frozenset(), job_group=str(group))
     ).isolation.group == str(group)
@@ -518,7 +518,7 @@ def test_group_of_a_job_is_removed_with_all_that_is_in_it(group: Path, tmp_path:
     assert os.WTERMSIG(status) == signal.SIGKILL
 
 
-def test_group_that_a_killed_worker_left_is_removed_by_the_next(group: Path) -> None:
+def test_cgroup_left_by_a_killed_worker_is_removed_by_the_next(group: Path) -> None:
     pid = os.fork()
     if pid == 0:
         os._exit(0)
@@ -529,7 +529,7 @@ def test_group_that_a_killed_worker_left_is_removed_by_the_next(group: Path) -> 
     assert [one.name for one in group.iterdir() if one.is_dir()] == [f"penstock-{os.getpid()}-9"]
 
 
-def test_memory_is_bounded_by_a_limit_where_a_group_has_no_such_controller(group: Path) -> None:
+def test_memory_limit_is_used_without_a_memory_controller(group: Path) -> None:
     if "memory" in (group / "cgroup.controllers").read_text().split():
         pytest.skip("this group has the controller")
     plan = plan_or_refusal(IsolationOptions(frozenset(), job_memory=1 << 30, job_group=str(group)))
@@ -541,7 +541,7 @@ def test_memory_is_bounded_by_a_limit_where_a_group_has_no_such_controller(group
 
 
 @needs_root
-def test_uids_are_shared_by_workers_and_what_has_one_is_ended(
+def test_workers_share_uids_and_stray_processes_are_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_place, "_UIDS_FOLDER", str(tmp_path / "uids"))
@@ -563,7 +563,7 @@ def test_uids_are_shared_by_workers_and_what_has_one_is_ended(
 
 @pytest.mark.slow
 @needs_mounts
-def test_worker_that_is_ended_leaves_no_folder_of_its_jobs(pool: PoolProcesses) -> None:
+def test_ended_worker_leaves_no_job_folders(pool: PoolProcesses) -> None:
     worker = pool.start_worker("--isolate", "tmp,files")
     expect_served(pool)
     assert worker.end() == 0

@@ -134,7 +134,7 @@ def look(pool: PoolProcesses, dataset: Any) -> tuple[int, dict[str, Any]]:
     return found.pop("pid"), found
 
 
-def test_what_a_job_has_changed_in_its_process_reaches_no_other(pool: PoolProcesses) -> None:
+def test_process_changes_of_a_job_do_not_reach_other_jobs(pool: PoolProcesses) -> None:
     """Threads, monkeypatches and limits that one job left behind affected the next in the same
     process."""
     worker = pool.start_worker()
@@ -161,7 +161,7 @@ class Signalled(Dataset[str]):
         return done.stdout
 
 
-def test_a_program_that_a_dataset_starts_has_the_signals_of_any_program(
+def test_programs_started_by_a_dataset_have_default_signals(
     pool: PoolProcesses,
 ) -> None:
     pool.start_worker()
@@ -212,9 +212,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_a_batch_that_ends_each_process_fails_with_how_and_the_worker_goes_on(
-    pool: PoolProcesses, how: str
-) -> None:
+def test_batch_that_kills_its_processes_fails_with_the_cause(pool: PoolProcesses, how: str) -> None:
     worker = pool.start_worker()
     server = server_of(worker)
     batches = iter(pooled(pool, EndingBy(how)))
@@ -261,7 +259,7 @@ def losses_of(loader: Any) -> list[float]:
 
 
 @pytest.mark.parametrize("how", ["exit", pytest.param("segfault", marks=pytest.mark.long)])
-def test_a_training_whose_process_dies_once_has_torchs_losses(
+def test_training_after_a_process_death_has_torch_losses(
     pool: PoolProcesses, tmp_path: Path, how: str
 ) -> None:
     worker = pool.start_worker()
@@ -324,7 +322,7 @@ def die_once(number: int, count: int, mark: str) -> None:
 @pytest.mark.parametrize(
     "make", [DyingShards, pytest.param(DyingStatefulShards, marks=pytest.mark.long)]
 )
-def test_shards_whose_process_dies_in_the_middle_go_on_to_the_bit(
+def test_shards_resume_bit_for_bit_after_a_process_death(
     pool: PoolProcesses, tmp_path: Path, make: Any
 ) -> None:
     worker = pool.start_worker()
@@ -352,7 +350,7 @@ def libraries_of(pid: int) -> str:
         return done.stdout
 
 
-def test_the_server_has_no_python_and_no_torch(pool: PoolProcesses) -> None:
+def test_server_loads_no_python_and_no_torch(pool: PoolProcesses) -> None:
     worker = pool.start_worker()
     expect_served(pool)
     libraries = libraries_of(server_of(worker))
@@ -420,7 +418,7 @@ def memory_has(pid: int, wanted: list[bytes]) -> bool:
     return False
 
 
-def test_the_process_of_a_job_has_no_key_and_no_socket_of_the_pool(
+def test_job_process_holds_no_keys_or_sockets_of_the_pool(
     pool: PoolProcesses, tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys"
@@ -479,7 +477,7 @@ def test_workers_of_one_command_share_a_server_and_a_warm_process(
 # ---- When they end
 
 
-def test_the_process_of_a_job_ends_when_its_trainer_has_left(pool: PoolProcesses) -> None:
+def test_job_process_ends_when_its_trainer_leaves(pool: PoolProcesses) -> None:
     worker = pool.start_worker()
     batches = iter(pooled(pool, Numbers()))
     assert next(batches) == 0
@@ -491,7 +489,7 @@ def test_the_process_of_a_job_ends_when_its_trainer_has_left(pool: PoolProcesses
     wait_until(lambda: not any((pool.folder / "tmp").glob("penstock-code-*/*")))
 
 
-def test_loaders_that_take_turns_at_a_worker_keep_their_processes(pool: PoolProcesses) -> None:
+def test_alternating_loaders_keep_their_job_processes(pool: PoolProcesses) -> None:
     """Each turn started a process, which had to read its dataset again."""
     worker = pool.start_worker()
     training, validation = pooled(pool, Looking()), pooled(pool, Looking())
@@ -505,7 +503,7 @@ def test_loaders_that_take_turns_at_a_worker_keep_their_processes(pool: PoolProc
     wait_until(lambda: not process_traces.children(warm))
 
 
-def tell_to_leave(worker: Worker, server: int, warm: int) -> None:
+def terminate_the_supervisor(worker: Worker, server: int, warm: int) -> None:
     assert worker.end(signal.SIGTERM) == 0
 
 
@@ -522,7 +520,7 @@ def kill_the_warm_process(worker: Worker, server: int, warm: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "end", [tell_to_leave, kill_the_supervisor, kill_the_server, kill_the_warm_process]
+    "end", [terminate_the_supervisor, kill_the_supervisor, kill_the_server, kill_the_warm_process]
 )
 @pytest.mark.parametrize("how", ["sleep", pytest.param("call", marks=pytest.mark.long)])
 def test_all_processes_end_with_their_worker(
@@ -556,9 +554,7 @@ def daemon_in(folder: Path) -> int:
     return int((folder / "daemon").read_text())
 
 
-def test_a_daemon_that_a_dataset_starts_ends_with_its_job(
-    pool: PoolProcesses, tmp_path: Path
-) -> None:
+def test_daemon_started_by_a_dataset_ends_with_its_job(pool: PoolProcesses, tmp_path: Path) -> None:
     """It was in a separate session, and survived."""
     worker = pool.start_worker()
     server = server_of(worker)
@@ -586,10 +582,10 @@ def kill_the_job(worker: Worker, server: int, warm: int) -> None:
         kill_the_warm_process,
         kill_the_server,
         pytest.param(kill_the_supervisor, marks=pytest.mark.long),
-        pytest.param(tell_to_leave, marks=pytest.mark.long),
+        pytest.param(terminate_the_supervisor, marks=pytest.mark.long),
     ],
 )
-def test_a_daemon_ends_with_whichever_process_of_its_worker_ends(
+def test_daemon_ends_with_any_process_of_its_worker(
     pool: PoolProcesses, tmp_path: Path, end: Callable[[Worker, int, int], None]
 ) -> None:
     worker = pool.start_worker("--grace", "1")
@@ -623,9 +619,7 @@ class Flooding(Numbers):
 
 
 @pytest.mark.parametrize("fd", [1, 2])
-def test_a_dataset_that_floods_its_output_leaves_little_in_the_log(
-    pool: PoolProcesses, fd: int
-) -> None:
+def test_flood_of_output_is_truncated_in_the_log(pool: PoolProcesses, fd: int) -> None:
     """Its whole standard output appeared in the log."""
     worker = pool.start_worker()
     server = server_of(worker)
@@ -668,9 +662,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def test_a_dataset_that_fills_the_disk_costs_its_own_job_an_error(
-    pool: PoolProcesses, small_disk: Path
-) -> None:
+def test_full_disk_fails_only_the_job_that_filled_it(pool: PoolProcesses, small_disk: Path) -> None:
     worker = pool.start_worker()
     server = server_of(worker)
     batches = iter(pooled(pool, FillingItsDisk(small_disk)))
@@ -684,7 +676,7 @@ def test_a_dataset_that_fills_the_disk_costs_its_own_job_an_error(
 
 
 @pytest.mark.long
-def test_a_job_for_whose_code_the_disk_has_no_room_fails_and_the_next_is_served(
+def test_job_without_disk_space_for_its_code_fails_alone(
     pool: PoolProcesses, small_disk: Path
 ) -> None:
     """A job before it has filled the worker's temporary folder."""
@@ -704,7 +696,7 @@ def test_a_job_for_whose_code_the_disk_has_no_room_fails_and_the_next_is_served(
 
 
 @pytest.mark.long
-def test_a_fork_that_the_system_refuses_ends_no_worker(pool: PoolProcesses) -> None:
+def test_refused_fork_does_not_end_the_worker(pool: PoolProcesses) -> None:
     worker = pool.start_altered_worker("refuse_forks", "2")  # the first is a test of whether it can
     server = server_of(worker)
     expect_served(pool)
@@ -712,7 +704,7 @@ def test_a_fork_that_the_system_refuses_ends_no_worker(pool: PoolProcesses) -> N
     expect_same_server(worker, server)
 
 
-def test_without_the_program_a_worker_says_what_to_do(
+def test_missing_server_program_is_reported_with_advice(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(worker_supervisor._pool, "__file__", str(tmp_path / "_pool.so"))

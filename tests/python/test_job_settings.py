@@ -117,7 +117,7 @@ def alone(dataset: Any) -> DataLoader[Any]:
 
 @pytest.mark.parametrize("fetch_threads", [1, 2])
 @pytest.mark.parametrize("own_workers", [0, 1])
-def test_workers_have_the_settings_of_the_program(
+def test_workers_use_the_settings_of_the_program(
     pool: PoolProcesses, tmp_path: Path, own_workers: int, fetch_threads: int
 ) -> None:
     from PIL import ImageFile
@@ -145,7 +145,7 @@ def test_workers_have_the_settings_of_the_program(
     assert batches_of(loader) == expected
 
 
-def test_a_job_leaves_nothing_to_the_next(pool: PoolProcesses) -> None:
+def test_settings_of_a_job_do_not_affect_the_next(pool: PoolProcesses) -> None:
     expected = batches_of(alone(Settings()))
 
     def spoil(worker_id: int) -> None:
@@ -160,7 +160,7 @@ def test_a_job_leaves_nothing_to_the_next(pool: PoolProcesses) -> None:
     assert batches_of(first) == spoilt
 
 
-def test_settings_between_epochs_reach_the_workers(pool: PoolProcesses) -> None:
+def test_settings_changed_between_epochs_reach_the_workers(pool: PoolProcesses) -> None:
     loader = pooled(pool, Settings())
     assert [batch["scale"] for batch in batches_of(loader)] == [[1.0]] * 4
     os.environ["SCALE_OF_TEST"] = "7"
@@ -169,7 +169,7 @@ def test_settings_between_epochs_reach_the_workers(pool: PoolProcesses) -> None:
     assert [batch["scale"] for batch in batches_of(loader)] == [[1.0]] * 4
 
 
-def test_each_epoch_and_loader_has_the_dataset_as_it_was_sent(pool: PoolProcesses) -> None:
+def test_each_epoch_and_loader_starts_with_the_dataset_as_sent(pool: PoolProcesses) -> None:
     expected = batches_of(alone(Counting()))
     assert expected[0][""][0][0] == 1
     loader = pooled(pool, Counting())
@@ -215,7 +215,7 @@ if __name__ == "__main__":
 """
 
 
-def test_runs_of_a_program_have_the_same_losses_though_its_dataset_changes(
+def test_repeated_runs_with_a_changing_dataset_have_equal_losses(
     pool: PoolProcesses, tmp_path: Path
 ) -> None:
     """The worker continued with the dataset that the run before had changed."""
@@ -239,16 +239,14 @@ def test_runs_of_a_program_have_the_same_losses_though_its_dataset_changes(
     assert [losses(pool=pool.endpoint) for _ in range(2)] == [expected] * 2
 
 
-def test_a_dataset_that_stays_as_it_is_is_unpickled_once(
-    pool: PoolProcesses, tmp_path: Path
-) -> None:
+def test_unchanged_dataset_is_unpickled_once(pool: PoolProcesses, tmp_path: Path) -> None:
     log = tmp_path / "log"
     loader = pooled(pool, Unpickled(log))
     assert [len(batches_of(loader)) for _ in range(3)] == [4] * 3
     assert log.read_text().splitlines() == ["unpickled"]
 
 
-def test_secrets_and_the_launchers_variables_stay_here() -> None:
+def test_secrets_and_launcher_variables_are_not_sent() -> None:
     os.environ["SCALE_OF_TEST"] = "3"
     os.environ["MY_API_KEY"] = "secret"
     os.environ["RANK"] = "1"
@@ -269,6 +267,6 @@ def test_secrets_and_the_launchers_variables_stay_here() -> None:
         {"other": 1},
     ],
 )
-def test_settings_of_other_types_are_refused(fields: dict[str, Any]) -> None:
+def test_settings_of_wrong_types_are_rejected(fields: dict[str, Any]) -> None:
     with pytest.raises(TypeError):
         JobSettings.of_fields(fields)

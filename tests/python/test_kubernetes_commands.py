@@ -63,20 +63,20 @@ def test_penstock_accepts_the_command(arguments: list[str], parse: Parse) -> Non
     parse(arguments)
 
 
-def test_every_kind_of_command_was_found() -> None:
+def test_every_deployed_command_was_found() -> None:
     assert {arguments[0] for arguments in COMMANDS} >= {
         *("controller", "worker", "up", "down", "status", "keys")
     }
 
 
-def test_a_mistyped_option_is_refused(parse: Parse) -> None:
+def test_mistyped_option_is_rejected(parse: Parse) -> None:
     (arguments,) = [arguments for arguments in COMMANDS if arguments[0] == "up"]
     with pytest.raises(AssertionError, match="is refused"):
         parse([*arguments, "--memry", "100"])
 
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=shlex.join)
-def test_addresses_are_those_of_services(arguments: list[str], parse: Parse) -> None:
+def test_addresses_match_the_services(arguments: list[str], parse: Parse) -> None:
     known = {
         (name, port["port"])
         for file in FILES
@@ -91,7 +91,7 @@ def test_addresses_are_those_of_services(arguments: list[str], parse: Parse) -> 
             assert (host, int(port)) in known
 
 
-def test_the_autoscaler_has_the_number_of_worker_pods(parse: Parse) -> None:
+def test_autoscaler_target_matches_the_worker_pods(parse: Parse) -> None:
     scaler = files.manifest("pool.yaml", "HorizontalPodAutoscaler", "penstock-worker")["spec"]
     target = scaler["scaleTargetRef"]
     workers = files.manifest("pool.yaml", target["kind"], target["name"])
@@ -105,7 +105,7 @@ def test_the_autoscaler_has_the_number_of_worker_pods(parse: Parse) -> None:
     assert int(container["resources"]["requests"]["cpu"]) == processes
 
 
-def test_ray_has_places_for_as_many_workers_as_penstock_up_starts(parse: Parse) -> None:
+def test_ray_cluster_has_room_for_all_workers_of_penstock_up(parse: Parse) -> None:
     cluster = files.manifest("ray-cluster.yaml", "RayCluster", "penstock-ray")
     (group,) = cluster["spec"]["workerGroupSpecs"]
     options = options_of(parse, "penstock-up")

@@ -50,7 +50,7 @@ class Pod:
 
 
 @pytest.mark.parametrize("name", PODS_WITH_KEYS)
-def test_the_init_container_gives_penstock_files_of_its_own(name: str, tmp_path: Path) -> None:
+def test_init_container_copies_the_keys_with_private_modes(name: str, tmp_path: Path) -> None:
     pod = Pod(tmp_path, PODS[name])
     pod.run_init_container()
     folder = pod.keys / "pool"
@@ -61,7 +61,7 @@ def test_the_init_container_gives_penstock_files_of_its_own(name: str, tmp_path:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_a_controller_starts_with_the_copied_keys_and_not_with_the_secret(tmp_path: Path) -> None:
+def test_controller_accepts_the_copied_keys_but_not_the_secret(tmp_path: Path) -> None:
     pod = Pod(tmp_path, PODS["penstock-controller"])
     pod.run_init_container()
     bind = "tcp://127.0.0.1:0"
@@ -70,7 +70,7 @@ def test_a_controller_starts_with_the_copied_keys_and_not_with_the_secret(tmp_pa
         _pool.Controller.start(bind, str(pod.secret), "gpu-progress", {})
 
 
-def test_a_pod_has_the_secrets_of_its_role_alone() -> None:
+def test_each_pod_has_only_the_secrets_of_its_role() -> None:
     secrets = {
         name: {item for item in files.key_items(template) if item.endswith(".secret")}
         for name, template in PODS.items()
@@ -85,5 +85,5 @@ def test_a_pod_has_the_secrets_of_its_role_alone() -> None:
 
 
 @pytest.mark.parametrize("name", PODS_WITH_KEYS)
-def test_a_pod_has_all_public_keys(name: str) -> None:
+def test_each_pod_has_all_public_keys(name: str) -> None:
     assert set(files.key_items(PODS[name])) >= {f"{role}.public" for role in ROLES}

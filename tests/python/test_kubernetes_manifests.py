@@ -84,7 +84,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("file", "kind", "name", "path", "value", "told"), FAULTS)
-def test_a_wrong_field_is_a_fault(
+def test_wrong_field_is_reported(
     file: str, kind: str, name: str, path: str, value: Any, told: str
 ) -> None:
     wrong = changed(files.manifest(file, kind, name), path, value)
@@ -129,7 +129,7 @@ def selected(file: str, selector: dict[str, str]) -> list[Manifest]:
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_a_service_leads_to_a_port_of_one_kind_of_pod(file: str) -> None:
+def test_service_ports_match_one_kind_of_pod(file: str) -> None:
     for service in files.services(file).values():
         (template,) = selected(file, service["spec"]["selector"])
         ports = {
@@ -142,14 +142,14 @@ def test_a_service_leads_to_a_port_of_one_kind_of_pod(file: str) -> None:
 
 
 @pytest.mark.parametrize("found", EVERY_MANIFEST)
-def test_a_deployment_selects_its_own_pods_alone(found: Manifest) -> None:
+def test_deployment_selects_only_its_own_pods(found: Manifest) -> None:
     if found["kind"] == "Deployment":
         selector = found["spec"]["selector"]["matchLabels"]
         assert selected("pool.yaml", selector) == [found["spec"]["template"]]
 
 
 @pytest.mark.parametrize("template", PODS.values(), ids=PODS)
-def test_a_pod_mounts_volumes_that_it_has(template: Manifest) -> None:
+def test_pod_mounts_exactly_its_volumes(template: Manifest) -> None:
     volumes = {volume["name"] for volume in template["spec"].get("volumes", ())}
     mounted = {
         mount["name"]
@@ -159,7 +159,7 @@ def test_a_pod_mounts_volumes_that_it_has(template: Manifest) -> None:
     assert mounted == volumes
 
 
-def test_the_images_are_one_and_are_made_by_the_dockerfile() -> None:
+def test_manifests_use_the_one_image_of_the_dockerfile() -> None:
     text = (files.ROOT / "deploy" / "docker" / "Dockerfile").read_text(encoding="utf-8")
     pods = PODS.values()
     (image,) = {container["image"] for pod in pods for container in files.containers(pod)}
@@ -173,7 +173,7 @@ def test_the_images_are_one_and_are_made_by_the_dockerfile() -> None:
     assert f" {packages} " in text
 
 
-def test_the_job_calls_the_head_of_the_cluster_with_its_token() -> None:
+def test_job_calls_the_head_of_the_cluster_with_its_token() -> None:
     name = files.manifest("ray-cluster.yaml", "RayCluster", "penstock-ray")["metadata"]["name"]
     job = files.manifest("ray-cluster.yaml", "Job", "penstock-up")
     (container,) = job["spec"]["template"]["spec"]["containers"]

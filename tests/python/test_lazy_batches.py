@@ -40,7 +40,7 @@ class Loader:
 
 
 @pytest.mark.parametrize("copies_ahead", [False, True])
-def test_while_nothing_moves_few_batches_are_lazy(copies_ahead: bool) -> None:
+def test_few_batches_are_lazy_while_nothing_moves(copies_ahead: bool) -> None:
     loader = Loader()
     if copies_ahead:
         loader.table.placements.note(0, torch.device("cuda:0"))
@@ -51,7 +51,7 @@ def test_while_nothing_moves_few_batches_are_lazy(copies_ahead: bool) -> None:
     assert loader.lazy.is_sampling and not loader.lazy.is_undecided
 
 
-def test_a_plan_that_moves_something_later_makes_all_batches_lazy_again() -> None:
+def test_all_batches_are_lazy_again_once_a_plan_moves_something() -> None:
     loader = Loader()
     loader.call(STRANGE_CALLS_MIN + USELESS_CALLS_MAX + 3, moves=False)
     assert loader.lazy.is_sampling
@@ -62,7 +62,7 @@ def test_a_plan_that_moves_something_later_makes_all_batches_lazy_again() -> Non
     assert loader.call(3 * SAMPLED_EVERY, moves=False).count(True) == 3
 
 
-def test_batches_of_which_nothing_is_followed_are_plain_for_good() -> None:
+def test_untraceable_batches_become_plain_permanently() -> None:
     loader = Loader()
     loader.call(STRANGE_CALLS_MIN, moves=False)
     for _ in range(USELESS_CALLS_MAX):
@@ -71,14 +71,14 @@ def test_batches_of_which_nothing_is_followed_are_plain_for_good() -> None:
     assert not any(loader.call(4 * SAMPLED_EVERY, moves=False))
 
 
-def test_a_model_that_is_detached_has_no_samples() -> None:
+def test_detached_model_gets_no_lazy_samples() -> None:
     loader = Loader()
     loader.call(STRANGE_CALLS_MIN + USELESS_CALLS_MAX, moves=False)
     loader.lazy.give_up()
     assert not any(loader.call(4 * SAMPLED_EVERY, moves=False))
 
 
-def test_tensors_are_followed_to_the_device_between_the_samples() -> None:
+def test_device_copies_are_traced_between_lazy_samples() -> None:
     loader = Loader()
     loader.call(STRANGE_CALLS_MIN + USELESS_CALLS_MAX, moves=False)
     leaf = torch.ones(2)

@@ -158,7 +158,7 @@ def _seen(pool: Pool, order: list[int]) -> list[Any]:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("first", range(0, 2000, 100))
-def test_random_programs_see_the_values_of_plain_tensors(first: int) -> None:
+def test_random_programs_on_lazy_tensors_match_plain_ones(first: int) -> None:
     lazies = waited = 0
     for seed in range(first, first + 100):
         steps = _program(seed)

@@ -182,9 +182,7 @@ def outcome(use: Callable[[Any], Any], tensor: Tensor) -> Any:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("make", [lambda x: x, lambda x: x * 2, lambda x: x[:, 1:].repeat(1, 2)])
 @pytest.mark.parametrize("name", USES)
-def test_a_lazy_tensor_does_what_a_plain_one_does(
-    name: str, make: Callable[[Tensor], Tensor]
-) -> None:
+def test_lazy_tensor_behaves_like_a_plain_one(name: str, make: Callable[[Tensor], Tensor]) -> None:
     use = USES[name]
     table = ProvenanceTable()
     deferral = Deferral(table)
@@ -225,7 +223,7 @@ def _given_away(tensor: Tensor) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("make", [lambda x: x, lambda x: x * 2], ids=["a leaf", "made of one"])
-def test_another_process_is_given_a_plain_tensor(make: Callable[[Tensor], Tensor]) -> None:
+def test_other_process_receives_a_plain_tensor(make: Callable[[Tensor], Tensor]) -> None:
     table = ProvenanceTable()
     lazy = make(lazy_numbers(Deferral(table), table))
     assert type(lazy) is LazyTensor

@@ -24,18 +24,18 @@ class Record:
     label: Any
 
 
-def test_leaves_come_in_the_order_in_which_the_nest_is_written() -> None:
+def test_leaves_are_in_nesting_order() -> None:
     a, b, c, d, e, f = (torch.tensor(float(k)) for k in range(6))
     batch = {"z": [a, (b, "text", None)], "a": Pair(c, 3), "m": OrderedDict(y=d), "r": Record(e, f)}
     assert [id(leaf) for leaf in flatten_batch(batch)] == [id(t) for t in (a, b, c, d, e, f)]
 
 
-def test_a_tensor_that_is_there_twice_counts_at_its_first_place() -> None:
+def test_repeated_tensor_counts_at_its_first_position() -> None:
     a, b = torch.zeros(2), torch.zeros(2)
     assert [id(leaf) for leaf in flatten_batch([a, b, {"again": a}, (b,)])] == [id(a), id(b)]
 
 
-def test_what_holds_no_tensors_has_no_leaves() -> None:
+def test_batch_without_tensors_has_no_leaves() -> None:
     assert flatten_batch({"n": 1, "s": "x", "o": object(), "t": Record}) == []
 
 
@@ -69,13 +69,13 @@ class Checked:
 
 
 @pytest.mark.parametrize("make", [dict, OrderedDict, UserDict, lambda x: Record(**x)])
-def test_leaves_of_usual_containers_are_replaced(make: Callable[[Any], Any]) -> None:
+def test_leaves_of_common_containers_are_replaced(make: Callable[[Any], Any]) -> None:
     old, new, label = torch.zeros(2), torch.ones(2), torch.zeros(1)
     batch = replace_leaves([make({"image": old, "label": label})], {id(old): new})
     assert [id(leaf) for leaf in flatten_batch(batch)] == [id(new), id(label)]
 
 
-def test_default_of_a_dict_is_not_made_by_a_replacement() -> None:
+def test_replacement_creates_no_defaultdict_entries() -> None:
     old, new = torch.zeros(2), torch.ones(2)
     batch = defaultdict(list, {"x": old})
     assert replace_leaves(batch, {id(old): new})["x"] is new
@@ -83,7 +83,7 @@ def test_default_of_a_dict_is_not_made_by_a_replacement() -> None:
 
 
 @pytest.mark.parametrize("kind", [ReadOnly, Notifies, Checked])
-def test_containers_with_a_way_of_their_own_are_not_written_to(kind: Any) -> None:
+def test_containers_with_custom_writes_are_not_modified(kind: Any) -> None:
     old = torch.zeros(2)
     batch = kind(image=old)
     batch.__dict__["is_locked"] = True
@@ -93,7 +93,7 @@ def test_containers_with_a_way_of_their_own_are_not_written_to(kind: Any) -> Non
     assert Notifies.writes == 0
 
 
-def test_locked_batch_ends_no_training_whose_loop_transforms_it() -> None:
+def test_training_with_a_locked_batch_matches_the_reference() -> None:
     """Training ended at the third batch, in the loader: "the batch is locked"."""
 
     class Locked(InProcessPool):

@@ -58,7 +58,7 @@ def expect_closed(call: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_closed_loader_refuses_every_use(workers: int) -> None:
+def test_closed_loader_rejects_every_use(workers: int) -> None:
     loader = DataLoader(Rows(), num_workers=workers)
     loader.close()
     loader.close()
@@ -118,7 +118,7 @@ def test_loop_that_closes_its_loader_raises_at_the_next_batch() -> None:
 
 
 @pytest.mark.slow
-def test_close_ends_a_started_prefetch_and_takes_its_draws_back() -> None:
+def test_close_ends_a_started_prefetch_and_undoes_its_draws() -> None:
     before = children()
     loader = DataLoader(Rows(), batch_size=4, shuffle=True, num_workers=2)
     torch.manual_seed(3)
@@ -162,7 +162,7 @@ def test_copies_of_a_closed_loader_are_open() -> None:
 
 
 @pytest.mark.slow
-def test_close_in_a_forked_child_leaves_the_parents_workers() -> None:
+def test_close_in_a_forked_child_keeps_the_workers_of_the_parent() -> None:
     loader = DataLoader(Rows(), batch_size=4, num_workers=2)
     batches = iter(loader)
     next(batches)
@@ -179,7 +179,7 @@ def test_close_in_a_forked_child_leaves_the_parents_workers() -> None:
     loader.close()
 
 
-def test_close_without_workers_ends_the_threads_that_fetch() -> None:
+def test_close_without_workers_ends_the_fetch_threads() -> None:
     def fetching() -> list[str]:
         return [one.name for one in threading.enumerate() if one.name.startswith("pk_fetch")]
 
@@ -193,7 +193,7 @@ def test_close_without_workers_ends_the_threads_that_fetch() -> None:
 
 
 @pytest.mark.parametrize("seeding", [None, "batch"])
-def test_close_without_workers_lets_go_of_the_datasets_iterator(seeding: Any) -> None:
+def test_close_without_workers_closes_the_dataset_iterator(seeding: Any) -> None:
     dataset = Opened()
     loader = DataLoader(dataset, batch_size=4, seeding=seeding)
     batches = iter(loader)
@@ -206,7 +206,7 @@ def test_close_without_workers_lets_go_of_the_datasets_iterator(seeding: Any) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
-def test_close_ends_torchs_own_iterator(workers: int) -> None:
+def test_close_ends_a_torch_iterator(workers: int) -> None:
     before = children()
     loader = DataLoader(IterableWrapper(range(COUNT)), batch_size=4, num_workers=workers)
     batches = iter(loader)
@@ -234,7 +234,7 @@ def pooled(pool: PoolProcesses, **options: Any) -> DataLoader[Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
-def test_close_leaves_the_pool(pool: PoolProcesses, persistent: bool) -> None:
+def test_close_disconnects_from_the_pool(pool: PoolProcesses, persistent: bool) -> None:
     gc.collect()
     before = clients()
     loader = pooled(pool, persistent_workers=persistent)
@@ -247,7 +247,7 @@ def test_close_leaves_the_pool(pool: PoolProcesses, persistent: bool) -> None:
 
 
 @pytest.mark.slow
-def test_close_leaves_the_pool_in_the_middle_of_an_epoch(pool: PoolProcesses) -> None:
+def test_close_within_an_epoch_disconnects_from_the_pool(pool: PoolProcesses) -> None:
     gc.collect()
     before, processes = clients(), children()
     with pooled(pool, num_workers=1) as loader:

@@ -41,7 +41,7 @@ from penstock import DataLoader
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("workers", [(0, 0), (2, 2), (0, 2), (2, 1)], ids=str)
 @pytest.mark.parametrize("options", SAMPLERS.values(), ids=SAMPLERS)
-def test_a_map_dataset_is_resumed_where_it_was(
+def test_map_dataset_resumes_at_its_position(
     options: Callable[[], dict[str, Any]], workers: tuple[int, int]
 ) -> None:
     def make(num_workers: int) -> Any:
@@ -66,7 +66,7 @@ def test_a_map_dataset_is_resumed_where_it_was(
     ],
     ids=["shuffled", "random collate", "single samples"],
 )
-def test_seeded_batches_are_resumed_to_the_bit_by_any_number_of_workers(
+def test_seeded_batches_resume_identically_with_any_worker_count(
     options: dict[str, Any],
 ) -> None:
     def make(num_workers: int) -> Any:
@@ -82,7 +82,7 @@ def test_seeded_batches_are_resumed_to_the_bit_by_any_number_of_workers(
 @pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 2, 3])
-def test_shards_of_an_iterable_dataset_are_resumed_by_any_number_of_workers(shards: int) -> None:
+def test_iterable_shards_resume_with_any_worker_count(shards: int) -> None:
     def make(num_workers: int) -> Any:
         return lambda: DataLoader(
             Shards(),
@@ -98,7 +98,7 @@ def test_shards_of_an_iterable_dataset_are_resumed_by_any_number_of_workers(shar
         assert rest_of(make(after), state_after(make(before), count)) == expected[count:]
 
 
-def test_a_shard_that_was_not_read_since_it_was_resumed_keeps_its_place() -> None:
+def test_shard_unread_since_a_resume_keeps_its_position() -> None:
     """A state taken right after a resume restarted such shards: batches were repeated."""
 
     def make() -> Any:
@@ -120,7 +120,7 @@ def test_a_shard_that_was_not_read_since_it_was_resumed_keeps_its_place() -> Non
 @pytest.mark.parametrize("dataset", [Shards, Remembering, WithCursor])
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
 @pytest.mark.parametrize("batch_size", [3, None])
-def test_an_iterable_dataset_is_resumed_with_torchs_seeds(
+def test_iterable_dataset_resumes_with_torch_seeds(
     dataset: type, workers: int, batch_size: int | None
 ) -> None:
     def make() -> Any:
@@ -139,7 +139,7 @@ def test_an_iterable_dataset_is_resumed_with_torchs_seeds(
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("workers", [0, 2])
-def test_every_place_can_be_resumed_again_and_again(workers: int) -> None:
+def test_repeated_resumes_work_at_every_position(workers: int) -> None:
     def make() -> Any:
         return DataLoader(Augmented(), 4, shuffle=True, seeding="batch", num_workers=workers)
 
@@ -160,7 +160,7 @@ def test_every_place_can_be_resumed_again_and_again(workers: int) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("seeding", ["worker", "batch"])
-def test_a_later_epoch_is_resumed_and_the_next_follows(
+def test_resumed_later_epoch_is_followed_by_the_next(
     workers: int, persistent: bool, seeding: Any
 ) -> None:
     dataset = Augmented() if seeding == "batch" else Counted()
@@ -191,9 +191,7 @@ def test_a_later_epoch_is_resumed_and_the_next_follows(
 @pytest.mark.long("False-2")
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("persistent", [False, True])
-def test_the_shuffle_of_a_later_epoch_of_persistent_workers_is_drawn_again(
-    workers: int, persistent: bool
-) -> None:
+def test_shuffle_of_a_later_epoch_is_redrawn_on_resume(workers: int, persistent: bool) -> None:
     def make() -> Any:
         return DataLoader(Counted(), 4, shuffle=True, num_workers=2, persistent_workers=persistent)
 
@@ -214,7 +212,7 @@ def test_the_shuffle_of_a_later_epoch_of_persistent_workers_is_drawn_again(
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_state_between_epochs_begins_the_next_one(workers: int) -> None:
+def test_state_between_epochs_resumes_with_the_next_epoch(workers: int) -> None:
     def make() -> Any:
         return DataLoader(Augmented(), 4, shuffle=True, seeding="batch", num_workers=workers)
 
@@ -235,7 +233,7 @@ def test_a_state_between_epochs_begins_the_next_one(workers: int) -> None:
     assert rest_of(make, after) == expected[1]
 
 
-def test_a_state_of_now_moves_the_generators_as_iter_does() -> None:
+def test_loading_the_current_state_does_not_change_the_stream() -> None:
     def drive(load: bool) -> Any:
         seed_all(3)
         loader = DataLoader(Counted(), 4, shuffle=True)
@@ -248,7 +246,7 @@ def test_a_state_of_now_moves_the_generators_as_iter_does() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_sampler_with_a_state_is_not_pulled_again(workers: int) -> None:
+def test_stateful_sampler_is_not_pulled_again(workers: int) -> None:
     def make() -> Any:
         return DataLoader(Counted(), 4, sampler=StatefulSampler(), num_workers=workers)
 
@@ -263,7 +261,7 @@ def test_a_sampler_with_a_state_is_not_pulled_again(workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("seeding", ["worker", "batch"])
-def test_a_map_dataset_with_a_state_gets_it_back(workers: int, seeding: Any) -> None:
+def test_stateful_map_dataset_gets_its_state_back(workers: int, seeding: Any) -> None:
     def make() -> Any:
         return DataLoader(Counting(), batch_size=4, num_workers=workers, seeding=seeding)
 
@@ -282,7 +280,7 @@ def test_a_map_dataset_with_a_state_gets_it_back(workers: int, seeding: Any) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("dataset", [Remembering, WithCursor])
-def test_stateful_shards_change_hands(dataset: type, shards: int) -> None:
+def test_stateful_shards_resume_with_other_worker_counts(dataset: type, shards: int) -> None:
     def make(num_workers: int) -> Any:
         return lambda: DataLoader(
             dataset(), batch_size=3, seeding="batch", shards=shards, num_workers=num_workers
@@ -295,7 +293,7 @@ def test_stateful_shards_change_hands(dataset: type, shards: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_stateful", [False, True])
-def test_batches_that_raised_keep_their_places(is_stateful: bool) -> None:
+def test_failed_batches_keep_their_positions_on_resume(is_stateful: bool) -> None:
     def make(num_workers: int) -> Any:
         return lambda: DataLoader(
             WithFaults(is_stateful),
@@ -313,7 +311,7 @@ def test_batches_that_raised_keep_their_places(is_stateful: bool) -> None:
 
 
 @pytest.mark.long
-def test_tensor_datasets_are_resumed_natively() -> None:
+def test_tensor_dataset_resumes_at_its_position() -> None:
     dataset = TensorDataset(torch.arange(100), torch.randn(100, 3))
 
     def make() -> Any:
@@ -339,7 +337,7 @@ def test_persistent_workers_end_when_a_state_is_loaded() -> None:
     assert take(iter(loader), 99) == expected
 
 
-def test_the_state_is_there_after_a_break() -> None:
+def test_state_is_available_after_a_break() -> None:
     for workers in (0, 2):
         loader = DataLoader(Counted(), 4, num_workers=workers)
         for _ in loader:
@@ -348,7 +346,7 @@ def test_the_state_is_there_after_a_break() -> None:
 
 
 @pytest.mark.slow
-def test_another_process_resumes() -> None:
+def test_another_process_can_resume() -> None:
     program = (
         "import json, sys, torch\n"
         "from penstock import DataLoader\n"
@@ -373,7 +371,7 @@ def test_another_process_resumes() -> None:
         assert run.stdout.strip() == rest
 
 
-def test_accelerates_corrections_are_heeded() -> None:
+def test_positions_corrected_by_accelerate_take_effect() -> None:
     """Its dispatcher returns the batches that it holds for other ranks."""
     for dataset in (Counted(), Shards()):
         make = lambda dataset=dataset: DataLoader(dataset, 4, seeding="batch")  # noqa: E731
@@ -384,7 +382,7 @@ def test_accelerates_corrections_are_heeded() -> None:
         assert rest_of(make, state) == expected[2:]
 
 
-def test_an_interrupted_batch_is_given_after_the_resume() -> None:
+def test_interrupted_batch_is_delivered_after_the_resume() -> None:
     class Interrupted(Counted):
         is_armed = True
 
@@ -412,7 +410,7 @@ def test_an_interrupted_batch_is_given_after_the_resume() -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_workers_that_are_spawned_resume_too() -> None:
+def test_spawned_workers_can_resume() -> None:
     def make() -> Any:
         return DataLoader(
             Shards(), 3, num_workers=2, seeding="batch", multiprocessing_context="spawn"
@@ -425,7 +423,7 @@ def test_workers_that_are_spawned_resume_too() -> None:
     assert rest_of(make, state) == expected[4:]
 
 
-def test_a_copy_of_a_loader_begins_anew_or_from_what_was_loaded() -> None:
+def test_copied_loader_starts_over_or_from_the_loaded_state() -> None:
     import pickle
 
     loader = DataLoader(Counted(), 4, num_workers=2)

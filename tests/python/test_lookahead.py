@@ -120,7 +120,7 @@ def at_indices(loader: Any, step: int) -> None:
 @pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LOADERS)
-def test_who_looks_sees_the_stream_of_who_does_not(name: str) -> None:
+def test_lookahead_does_not_change_the_stream(name: str) -> None:
     seed_all()
     expected = stream(make(name), nothing)
     looks: list[Look] = [at_most, by_one, now_and_then, once]
@@ -133,7 +133,7 @@ def test_who_looks_sees_the_stream_of_who_does_not(name: str) -> None:
             assert one == other, (look.__name__, place)
 
 
-def told_and_delivered(loader: Any, count: int, select: Any) -> None:
+def expect_predictions_to_match(loader: Any, count: int, select: Any) -> None:
     """Asserts that the batches predicted at each step are the ones that follow, to the end of the
     epoch."""
     told: list[list[Any]] = []
@@ -161,13 +161,13 @@ def told_and_delivered(loader: Any, count: int, select: Any) -> None:
 @pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in LOADERS if "failing" not in name])
-def test_what_is_told_is_what_comes(name: str) -> None:
+def test_lookahead_predicts_the_following_batches(name: str) -> None:
     seed_all()
     loader = make(name)
     for count in (1, prefetched_max(loader), max(1, prefetched_max(loader) - 1)):
-        told_and_delivered(loader, count, lambda batch: batch)
+        expect_predictions_to_match(loader, count, lambda batch: batch)
         if name not in WITHOUT_INDICES:
-            told_and_delivered(loader, count, None)
+            expect_predictions_to_match(loader, count, None)
 
 
 @pytest.mark.sampled(1)
@@ -178,7 +178,7 @@ def test_what_is_told_is_what_comes(name: str) -> None:
      "seeded by batch", "iterable, uneven", "iterable, stateful", "single samples",
      "prefetch_bytes"],
 )  # fmt: skip
-def test_who_looks_is_resumed_in_the_middle_of_an_epoch(name: str) -> None:
+def test_lookahead_does_not_change_a_resumed_epoch(name: str) -> None:
     def run(look: Look) -> list[Any]:
         seed_all()
         first = make(name)
@@ -203,7 +203,7 @@ def test_who_looks_is_resumed_in_the_middle_of_an_epoch(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
-def test_indices_of_a_resumed_epoch_are_those_that_are_left(workers: int) -> None:
+def test_lookahead_indices_of_a_resumed_epoch_are_the_rest(workers: int) -> None:
     for taken_count in (0, 4, 12):
         first = make("shuffled, own generator", num_workers=workers)
         iterator = iter(first)
@@ -218,7 +218,7 @@ def test_indices_of_a_resumed_epoch_are_those_that_are_left(workers: int) -> Non
         del iterator, resumed
 
 
-def test_indices_without_workers_are_known_from_the_first_batch_on() -> None:
+def test_indices_without_workers_are_known_after_the_first_batch() -> None:
     seed_all()
     loader = make("shuffled", num_workers=0)
     expected = [batch[0].tolist() for batch in loader]
@@ -238,7 +238,7 @@ def test_indices_without_workers_are_known_from_the_first_batch_on() -> None:
 
 
 @pytest.mark.parametrize("seeding", ["worker", "batch"])
-def test_looking_without_workers_draws_nothing(seeding: Any) -> None:
+def test_lookahead_without_workers_draws_nothing(seeding: Any) -> None:
     def run(look: Look) -> list[Any]:
         seed_all()
         loader = make("shuffled, own generator", num_workers=0, seeding=seeding)
@@ -247,14 +247,14 @@ def test_looking_without_workers_draws_nothing(seeding: Any) -> None:
     assert run(lambda loader, step: loader.lookahead(7)) == run(nothing)
 
 
-def test_indices_are_known_to_the_end_of_the_epoch_with_torchs_samplers() -> None:
+def test_torch_samplers_give_all_indices_of_the_epoch() -> None:
     loader = make("shuffled, own generator")
     iterator = iter(loader)
     told = loader.lookahead(10**9)
     assert told == [batch[0].tolist() for batch in iterator]
 
 
-def test_what_is_told_belongs_to_who_asked() -> None:
+def test_returned_indices_can_be_modified() -> None:
     loader = make("auto, drawing sampler")
     iterator = iter(loader)
     for index in loader.lookahead(3):
@@ -263,7 +263,7 @@ def test_what_is_told_belongs_to_who_asked() -> None:
     assert len([*iterator]) == 9
 
 
-def test_what_select_raises_changes_nothing() -> None:
+def test_exception_in_select_changes_nothing() -> None:
     loader = make("in sequence")
     iterator = iter(loader)
     with pytest.raises(ZeroDivisionError):
@@ -275,7 +275,7 @@ def loader_indices(count: int) -> list[list[int]]:
     return [[*range(first, min(first + 2, count))] for first in range(0, count, 2)]
 
 
-def test_select_sees_the_tensors_that_come() -> None:
+def test_select_gets_the_delivered_tensors() -> None:
     loader = make("in sequence")
     iterator = iter(loader)
     told = loader.lookahead(4, lambda batch: batch[1])
@@ -288,7 +288,7 @@ def test_select_sees_the_tensors_that_come() -> None:
     assert all(torch.equal(one, value) for one, value in zip(told, values, strict=True))
 
 
-def test_each_iterator_tells_its_own_and_the_loader_the_newests() -> None:
+def test_each_iterator_predicts_its_own_batches() -> None:
     loader = make("shuffled", shuffle=True)
     first: Any = iter(loader)
     second: Any = iter(loader)
@@ -302,7 +302,7 @@ def test_each_iterator_tells_its_own_and_the_loader_the_newests() -> None:
         loader.lookahead(1)
 
 
-def test_before_within_and_after_an_epoch() -> None:
+def test_lookahead_before_during_and_after_an_epoch() -> None:
     loader = make("in sequence")
     for select in (None, len):
         with pytest.raises(ValueError, match="nothing iterates over this loader; call it within"):
@@ -318,7 +318,7 @@ def test_before_within_and_after_an_epoch() -> None:
         assert len(persistent.lookahead(4, len)) == min(4, 11 - step)
 
 
-def test_a_loader_that_was_looked_at_is_copied() -> None:
+def test_loader_can_be_copied_after_lookahead() -> None:
     loader = make("in sequence")
     iterator = iter(loader)
     loader.lookahead(2, len)
@@ -328,7 +328,7 @@ def test_a_loader_that_was_looked_at_is_copied() -> None:
     assert len([*copied]) == len([*iterator]) == 12
 
 
-def test_leaving_an_epoch_drops_what_was_looked_at() -> None:
+def test_leaving_an_epoch_drops_the_batches_looked_at() -> None:
     loader = make("persistent")
     for _ in range(3):
         for _batch in loader:
@@ -340,7 +340,7 @@ def test_leaving_an_epoch_drops_what_was_looked_at() -> None:
 @pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["auto", "auto, drawing sampler"])
-def test_another_number_of_workers_in_the_middle_changes_nothing(name: str) -> None:
+def test_lookahead_with_worker_count_changes_keeps_the_stream(name: str) -> None:
     def run(look: Look) -> list[Any]:
         seed_all()
         loader: Any = make(name)
@@ -360,7 +360,7 @@ class Sleeping(Augmented):
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_waiting_while_looking_ahead_counts_as_waiting() -> None:
+def test_waiting_in_lookahead_counts_as_waiting() -> None:
     loader: Any = DataLoader(
         Sleeping(400), batch_size=2, num_workers="auto", seeding="batch", prefetch_factor=2
     )
@@ -370,7 +370,7 @@ def test_waiting_while_looking_ahead_counts_as_waiting() -> None:
     assert loader.worker_choice.workers > 1, str(loader.worker_choice)
 
 
-def test_the_count_of_an_iterable_datasets_batches_is_warned_of_when_they_are_given() -> None:
+def test_length_warning_is_issued_on_delivery_and_not_in_lookahead() -> None:
     class Short(Shards):
         def __len__(self) -> int:
             return 4
@@ -391,6 +391,6 @@ def test_the_count_of_an_iterable_datasets_batches_is_warned_of_when_they_are_gi
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_workers_that_are_spawned_are_looked_at_too() -> None:
+def test_lookahead_works_with_spawned_workers() -> None:
     loader = make("shuffled, own generator", multiprocessing_context="spawn")
-    told_and_delivered(loader, 4, lambda batch: batch)
+    expect_predictions_to_match(loader, 4, lambda batch: batch)

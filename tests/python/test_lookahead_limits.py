@@ -24,7 +24,7 @@ from penstock import DataLoader
 from penstock.errors import UnsupportedError
 
 
-def test_an_error_is_raised_in_its_place_and_ends_what_is_told() -> None:
+def test_lookahead_stops_before_an_error_raised_in_its_place() -> None:
     loader = DataLoader(Failing(24), batch_size=2, num_workers=2, prefetch_factor=4)
     iterator = iter(loader)
     assert [len(loader.lookahead(8, lambda batch: batch)) for _ in range(2)] == [1, 1]
@@ -57,7 +57,7 @@ class Dying(Dataset[int]):
 
 
 @contextlib.contextmanager
-def child_deaths_unheard() -> Iterator[None]:
+def without_sigchld_handler() -> Iterator[None]:
     """Torch's handler raises wherever the program is, which may be in the test."""
     handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
@@ -67,11 +67,11 @@ def child_deaths_unheard() -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_is_reported_once_in_its_place() -> None:
+def test_worker_death_is_reported_once_in_its_place() -> None:
     with pipe() as (reader, writer):
         loader = DataLoader(Dying(reader), batch_size=None, num_workers=1, prefetch_factor=6)
         iterator = iter(loader)
-        with child_deaths_unheard():
+        with without_sigchld_handler():
             assert loader.lookahead(3, int) == [0, 1, 2]
             os.write(writer, b".")
             assert loader.lookahead(6, int) == loader.lookahead(6, int) == [0, 1, 2]
@@ -83,7 +83,7 @@ def test_a_worker_that_dies_is_reported_once_in_its_place() -> None:
 
 
 @pytest.mark.slow
-def test_a_kept_error_keeps_no_workers() -> None:
+def test_kept_error_does_not_keep_the_iterator_alive() -> None:
     gone: list[int] = []
     with pipe() as (reader, writer):
         os.write(writer, b".")
@@ -92,7 +92,7 @@ def test_a_kept_error_keeps_no_workers() -> None:
         weakref.finalize(iterator, gone.append, 1)
         gc.disable()
         try:
-            with child_deaths_unheard():
+            with without_sigchld_handler():
                 assert len(loader.lookahead(6, int)) <= 3
             del iterator
             assert gone == [1]
@@ -126,7 +126,7 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 
 @pytest.mark.slow
-def test_a_timeout_is_raised_by_who_waited_and_takes_nothing() -> None:
+def test_timeout_in_lookahead_raises_and_loses_nothing() -> None:
     with pipe() as (reader, writer):
         loader = DataLoader(
             Gated(reader), batch_size=None, num_workers=1, prefetch_factor=8, timeout=1
@@ -143,7 +143,7 @@ def test_a_timeout_is_raised_by_who_waited_and_takes_nothing() -> None:
         del iterator
 
 
-def test_waits_for_what_is_under_way_and_no_longer() -> None:
+def test_lookahead_waits_only_for_the_requested_batches() -> None:
     with pipe() as (reader, writer):
         loader = DataLoader(Gated(reader), batch_size=None, num_workers=1, prefetch_factor=8)
         iterator = iter(loader)
@@ -154,7 +154,7 @@ def test_waits_for_what_is_under_way_and_no_longer() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"prefetch_bytes": 1 << 19}], ids=["", "prefetch_bytes"])
-def test_what_is_held_past_the_arena_neither_stalls_nor_changes(
+def test_batches_held_beyond_the_arena_neither_stall_nor_change(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_ARENA_BYTES", str(1 << 20))
@@ -185,7 +185,7 @@ class TensorDatasetLike(Dataset[Any]):
         return torch.full((16384,), float(index))
 
 
-def test_counts_are_of_what_was_delivered() -> None:
+def test_stats_count_only_delivered_batches() -> None:
     loader = make("persistent", overlap_epochs=False)
     for given_count, _ in enumerate(loader, start=1):
         loader.lookahead(4, len)
@@ -198,7 +198,7 @@ def test_counts_are_of_what_was_delivered() -> None:
     assert (loader.stats().batches, loader.stats().stale_batches) == (22, 2)
 
 
-def test_nothing_more_is_asked_for_than_without_looking() -> None:
+def test_lookahead_requests_no_extra_batches() -> None:
     with pipe() as (reader, writer):
         loader = DataLoader(Gated(reader), batch_size=None, num_workers=1, prefetch_factor=3)
         iterator = iter(loader)
@@ -226,7 +226,7 @@ def test_nothing_more_is_asked_for_than_without_looking() -> None:
         ),
     ],
 )
-def test_wrong_arguments_are_refused(arguments: Any, kind: type, words: str) -> None:
+def test_invalid_arguments_are_rejected(arguments: Any, kind: type, words: str) -> None:
     loader = make("in sequence")
     iterator: Any = iter(loader)
     for call in (loader.lookahead, iterator.lookahead):
@@ -289,7 +289,7 @@ def test_wrong_arguments_are_refused(arguments: Any, kind: type, words: str) -> 
         ),
     ],
 )
-def test_what_cannot_be_known_is_refused(
+def test_unpredictable_batches_are_rejected(
     options: dict[str, Any], arguments: Any, kind: type, words: str
 ) -> None:
     loader: Any = DataLoader(**options)

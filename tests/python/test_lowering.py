@@ -188,9 +188,7 @@ def without_grad(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.sampled(40)
 @pytest.mark.parametrize("name", MOVABLE)
 @pytest.mark.parametrize("dims", [(), (0,)], ids=["fixed", "any batch size"])
-def test_what_people_put_in_front_moves_and_keeps_its_bits(
-    name: str, dims: tuple[int, ...]
-) -> None:
+def test_common_preprocessing_moves_and_keeps_its_bits(name: str, dims: tuple[int, ...]) -> None:
     fn, inputs = MOVABLE[name]
     planned, lowering = cut(fn, *inputs, dims=dims)
     assert planned.plan.refused is None
@@ -220,7 +218,7 @@ def flat(value: Any) -> list[torch.Tensor]:
     return [t for t in torch.utils._pytree.tree_leaves(value) if isinstance(t, torch.Tensor)]
 
 
-def test_a_chain_of_writes_to_a_clone_is_one_unit() -> None:
+def test_chain_of_writes_to_a_clone_is_one_group() -> None:
     def chain(x: torch.Tensor) -> torch.Tensor:
         return x.clone().sub_(1.0).div_(3.0)
 
@@ -234,7 +232,7 @@ def test_a_chain_of_writes_to_a_clone_is_one_unit() -> None:
     ]
 
 
-def test_an_operator_that_fails_is_named_with_the_line_that_calls_it() -> None:
+def test_failing_operator_is_named_with_its_source_line() -> None:
     def look_up(x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         rows = x.clone()
         rows.mul_(2.0)
@@ -255,7 +253,7 @@ def test_an_operator_that_fails_is_named_with_the_line_that_calls_it() -> None:
         run_prefix(planned, FLOATS, torch.full_like(IDS, 19))
 
 
-def test_lines_do_not_change_keys() -> None:
+def test_source_lines_do_not_affect_keys() -> None:
     def keys(fn: Callable[..., Any]) -> list[str]:
         return [str(boundary.key) for boundary in cut(fn, FLOATS)[0].boundary]
 
@@ -298,7 +296,7 @@ def write_promoted(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("fn", [write_leaf, write_view, write_under_view, write_promoted])
-def test_a_write_that_has_no_faithful_twin_stays_a_write(fn: Callable[..., Any]) -> None:
+def test_write_without_an_exact_functional_form_stays(fn: Callable[..., Any]) -> None:
     text, lowering = lowered(fn, FLOATS.clone())
     assert re.search(r"aten::(mul|zero)_", text)
     planned, _ = cut(fn, FLOATS.clone())
@@ -308,7 +306,7 @@ def test_a_write_that_has_no_faithful_twin_stays_a_write(fn: Callable[..., Any])
 
 
 @pytest.mark.parametrize("fn", [write_other_dtype, write_expanded])
-def test_a_write_of_the_same_form_becomes_its_twin(fn: Callable[..., Any]) -> None:
+def test_write_with_an_exact_functional_form_is_replaced(fn: Callable[..., Any]) -> None:
     text, lowering = lowered(fn, FLOATS)
     assert "aten::add.Tensor(" in text and "_.Tensor(" not in text
     assert not lowering.recording.mutated_storages
@@ -336,7 +334,7 @@ def test_one_hot_keeps_its_range_check() -> None:
         lambda x: torch.norm(x, "nuc", dim=(0, 1)),
     ],
 )
-def test_singular_values_are_made_by_the_routine_of_eager(fn: Callable[..., Any]) -> None:
+def test_singular_values_match_eager_bit_for_bit(fn: Callable[..., Any]) -> None:
     """Some batches had the same bits by the other routine, so that the difference was not noticed
     at first."""
     # A square matrix, since cond of a string has to invert it.
@@ -357,13 +355,13 @@ def test_random_operators_stay_and_draw_nothing_while_planning() -> None:
     assert [c.operator.partition(" at")[0] for c in planned.plan.moved] == ["mul"]
 
 
-def test_a_result_that_shares_memory_with_the_batch_stays() -> None:
+def test_result_sharing_memory_with_the_batch_stays() -> None:
     planned, _ = cut(lambda x: (x.view(-1), x * 2.0), FLOATS)
     assert [c.operator.partition(" at")[0] for c in planned.plan.moved] == ["mul"]
     assert [c.operator.partition(" at")[0] for c in planned.plan.kept] == ["view"]
 
 
-def test_sizes_that_kernels_assume_become_conditions() -> None:
+def test_sizes_assumed_by_kernels_become_conditions() -> None:
     fn, inputs = MOVABLE["stft"]
     _, lowering = cut(fn, *inputs, dims=(0,))
     assert lowering.conditions.hold([WAVE])
@@ -376,17 +374,17 @@ def test_sizes_that_kernels_assume_become_conditions() -> None:
     assert not lowering.conditions.hold([IMAGE[:1]])  # a batch of one broadcasts
 
 
-def test_a_number_that_is_read_from_a_tensor_keeps_what_is_computed_with_it() -> None:
+def test_operator_using_an_item_value_is_unwritable() -> None:
     text, _ = lowered(lambda x: x.abs() * x.max().item(), FLOATS)
     assert "= aten::abs(" in text and "= unwritable::mul_" in text
 
 
-def test_a_branch_on_values_is_not_one_graph() -> None:
+def test_data_dependent_branch_is_rejected() -> None:
     with pytest.raises(Unlowerable, match="not a single graph"):
         lowered(lambda x: x if x.sum() > 0 else -x, FLOATS)
 
 
-def test_a_transform_of_torch_func_is_refused_and_none_of_its_levels_stays_behind() -> None:
+def test_rejected_torch_func_transform_leaves_no_functorch_level() -> None:
     """Every later capture ended with "Unsupported functorch tracing attempt"."""
     with pytest.raises(Unlowerable, match="torch.func"):
         lowered(torch.vmap(lambda row: row - row.mean()), torch.randn(3, 4))

@@ -79,14 +79,14 @@ def run_many(pool: PoolProcesses, *, trainer_count: int, job_count: int) -> None
     assert worker.end() == 0
 
 
-def test_a_few_jobs_of_two_trainers_leave_nothing_and_are_torchs_to_the_bit(
+def test_few_jobs_of_two_trainers_match_torch_and_leave_nothing(
     pool: PoolProcesses,
 ) -> None:
     run_many(pool, trainer_count=2, job_count=3)
 
 
 @pytest.mark.long
-def test_many_jobs_of_four_trainers_leave_nothing_and_are_torchs_to_the_bit(
+def test_many_jobs_of_four_trainers_match_torch_and_leave_nothing(
     pool: PoolProcesses,
 ) -> None:
     run_many(pool, trainer_count=4, job_count=12)

@@ -82,7 +82,7 @@ def live(kind: type) -> int:
     return sum(isinstance(item, kind) for item in gc.get_objects())
 
 
-def what_is_alive() -> Counter[str]:
+def live_object_counts() -> Counter[str]:
     """Penstock's objects, tensors, modules and graphs, by their types. Torch's caches of sizes hold
     some hundred more, and no more than that."""
     gc.collect()
@@ -112,7 +112,7 @@ def run(
 @pytest.mark.long("True")
 @pytest.mark.slow
 @pytest.mark.parametrize("is_detached", [True, False])
-def test_fiftieth_model_is_cut_as_the_first_and_none_is_kept(is_detached: bool) -> None:
+def test_fiftieth_model_is_cut_like_the_first_and_none_is_kept(is_detached: bool) -> None:
     """From the fifth fold on no operation moved, and every model stayed in memory until the process
     ended."""
     counts: list[Counter[str]] = []
@@ -121,7 +121,7 @@ def test_fiftieth_model_is_cut_as_the_first_and_none_is_kept(is_detached: bool) 
         gc.collect()
         assert gone() is None
         if seed in (10, 49):
-            counts.append(what_is_alive())
+            counts.append(live_object_counts())
     assert counts[1] == counts[0]
     assert live(CutGraph) == 0
     assert capture_count(Classifier.forward.__code__) <= 2 * UNUSED_MAX
@@ -137,7 +137,7 @@ def test_each_width_of_a_sweep_is_cut_and_memory_stays_bounded() -> None:
 
 
 @pytest.mark.slow
-def test_one_model_goes_through_folds_with_new_loaders() -> None:
+def test_model_is_cut_in_each_fold_with_new_loaders() -> None:
     model = Classifier()
     for seed in range(5):
         expected = fold(seeded(seed, Classifier), rows(seed), rows(seed + 1))
@@ -154,7 +154,7 @@ def test_one_model_goes_through_folds_with_new_loaders() -> None:
 
 
 @pytest.mark.slow
-def test_models_that_live_together_share_their_captures() -> None:
+def test_coexisting_models_share_their_captures() -> None:
     models, pools = [], []
     for seed in range(12):
         pools.append(InProcessPool(rows(seed)))
@@ -170,7 +170,7 @@ def test_models_that_live_together_share_their_captures() -> None:
 
 
 @pytest.mark.slow
-def test_averaged_model_is_cut_beside_the_model_that_it_averages() -> None:
+def test_averaged_model_is_cut_along_with_its_source_model() -> None:
     for seed in range(10):
         val, reference = InProcessPool(rows(seed)), seeded(seed, Classifier)
         train = InProcessPool(rows(seed))
@@ -192,7 +192,7 @@ def test_averaged_model_is_cut_beside_the_model_that_it_averages() -> None:
 
 
 @pytest.mark.slow
-def test_notebook_cell_that_is_run_again_leaves_nothing_of_the_class_before() -> None:
+def test_rerun_notebook_cell_keeps_no_earlier_class() -> None:
     classes = []
     for seed in range(8):
         kind = run_cell()
@@ -217,14 +217,14 @@ def run_cell() -> type[nn.Module]:
 
 
 @pytest.mark.slow
-def test_bare_modules_of_torch_share_no_limit() -> None:
+def test_bare_torch_modules_share_no_recompile_limit() -> None:
     for seed in range(20):
         run(lambda: nn.Sequential(nn.Softsign(), nn.Linear(20, 2)), seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compiled_models_are_cut_one_after_the_other_and_freed(backend: str) -> None:
+def test_successive_compiled_models_are_cut_and_freed(backend: str) -> None:
     kind = run_cell()  # whose code is not compiled yet
 
     for seed in range(10):
@@ -237,7 +237,7 @@ def test_compiled_models_are_cut_one_after_the_other_and_freed(backend: str) -> 
         assert gone() is None
 
 
-def test_workers_stop_computing_for_a_model_that_the_program_drops() -> None:
+def test_workers_stop_computing_for_a_dropped_model() -> None:
     pool = InProcessPool(rows(0))
     model = offload(Classifier(), pool, cut="maximal")
     fold(model, pool, [], epochs=1)
@@ -250,7 +250,7 @@ def test_workers_stop_computing_for_a_model_that_the_program_drops() -> None:
 
 
 @pytest.mark.slow
-def test_model_is_cut_after_the_program_compiled_its_class_too_often() -> None:
+def test_model_is_cut_after_its_class_hit_the_recompile_limit() -> None:
     """Dynamo then ran the class's forward in Python, and the model was not cut."""
     kind: Any = run_cell()
     for width in range(2, 4 + torch._dynamo.config.recompile_limit):
@@ -260,7 +260,7 @@ def test_model_is_cut_after_the_program_compiled_its_class_too_often() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_in_place", [True, False])
-def test_compiled_model_is_cut_however_many_of_its_class_were_compiled(is_in_place: bool) -> None:
+def test_compiled_model_is_cut_beyond_the_recompile_limit(is_in_place: bool) -> None:
     """Dynamo counts the captures of a forward for all callers that compile it, so the ninth was not
     cut."""
     kind: Any = run_cell()
@@ -280,7 +280,7 @@ def test_compiled_model_is_cut_however_many_of_its_class_were_compiled(is_in_pla
 
 
 @pytest.mark.slow
-def test_offloaded_models_leave_the_programs_own_compilations_alone() -> None:
+def test_offloaded_models_do_not_use_up_the_recompile_limit() -> None:
     """Their captures counted towards the program's limit, and the program's model was not
     compiled."""
     if "isolate_recompiles" not in inspect.signature(torch.compile).parameters:

@@ -48,7 +48,7 @@ def test_descriptors_do_not_grow_with_kept_batches() -> None:
     assert len(process_traces.descriptors()) <= before + 2
 
 
-def test_a_user_who_keeps_batches_gets_copies_past_the_arena_and_never_waits() -> None:
+def test_keeping_batches_copies_beyond_the_arena_without_waiting() -> None:
     loader = DataLoader(
         Computed(100, partial(row, 20_000)), batch_size=2, num_workers=1, timeout=30
     )
@@ -57,7 +57,7 @@ def test_a_user_who_keeps_batches_gets_copies_past_the_arena_and_never_waits() -
     assert loader.stats().copied_batches > 0
 
 
-def test_a_user_who_drops_batches_gets_no_copies() -> None:
+def test_dropping_batches_causes_no_copies() -> None:
     loader = DataLoader(
         TensorDataset(torch.zeros(4000, 250)), batch_size=10, num_workers=2, shuffle=True
     )
@@ -68,7 +68,7 @@ def test_a_user_who_drops_batches_gets_no_copies() -> None:
 
 
 @pytest.mark.slow
-def test_in_steady_state_a_batch_costs_less_than_one_page_fault_per_mebibyte() -> None:
+def test_steady_state_takes_under_one_page_fault_per_mebibyte() -> None:
     """Of the trainer and of its workers, for batches of 4 MiB from a dataset with large samples."""
     samples = [row(MIB // 4, index) for index in range(8)]
     loader = DataLoader(
@@ -89,7 +89,7 @@ def test_in_steady_state_a_batch_costs_less_than_one_page_fault_per_mebibyte() -
 
 
 @pytest.mark.long
-def test_shared_memory_stays_below_the_cap_whatever_the_sizes(
+def test_shared_memory_stays_below_the_cap_for_mixed_sizes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PENSTOCK_ARENA_BYTES", str(4 * MIB))
@@ -106,7 +106,7 @@ def test_shared_memory_stays_below_the_cap_whatever_the_sizes(
     assert most <= 2 * 4 * MIB + 64 * 1024
 
 
-def test_memory_of_a_batch_beyond_the_cap_goes_when_the_batch_does(
+def test_memory_beyond_the_cap_is_released_with_its_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PENSTOCK_ARENA_BYTES", str(MIB))
@@ -123,7 +123,7 @@ def test_memory_of_a_batch_beyond_the_cap_goes_when_the_batch_does(
         assert arena_bytes_in_use() <= 2 * 4 * MIB + 2 * MIB
 
 
-def test_epochs_do_not_add_up_in_memory() -> None:
+def test_memory_does_not_grow_over_epochs() -> None:
     """How many slabs an epoch touches depends on timing; there are never more of them."""
     batch_bytes = 20 * 500 * 4
     loader = DataLoader(
@@ -139,7 +139,7 @@ def test_epochs_do_not_add_up_in_memory() -> None:
     assert arena_bytes_in_use() <= slabs * (batch_bytes + 8 * 1024) + 2 * 64 * 1024
 
 
-def test_restarted_epochs_give_back_what_was_prefetched_in_vain() -> None:
+def test_restarted_epochs_release_their_prefetched_batches() -> None:
     loader = DataLoader(
         Computed(200, partial(row, 30_000)),
         batch_size=2,
@@ -156,7 +156,7 @@ def test_restarted_epochs_give_back_what_was_prefetched_in_vain() -> None:
     assert stats.arenas <= 4
 
 
-def test_kept_batches_of_a_loader_that_is_gone_are_all_the_memory_that_stays() -> None:
+def test_only_kept_batches_keep_memory_of_a_deleted_loader() -> None:
     loader = DataLoader(Computed(20, partial(row, 100_000)), batch_size=2, num_workers=1)
     iterator = iter(loader)
     kept: Any = next(iterator)
@@ -169,7 +169,7 @@ def test_kept_batches_of_a_loader_that_is_gone_are_all_the_memory_that_stays() -
 
 
 @pytest.mark.long
-def test_forks_while_batches_are_held_do_not_wear_the_arena_out() -> None:
+def test_forks_while_holding_batches_do_not_exhaust_the_arena() -> None:
     """Slabs that a child may see are never written again: new ones replace them."""
     loader = DataLoader(Computed(160, partial(row, 5000)), batch_size=2, num_workers=1, timeout=30)
     for place, batch in enumerate(loader):
@@ -211,7 +211,7 @@ def private_bytes_of_a_worker(collects: bool) -> int:
 
 
 @pytest.mark.slow
-def test_collecting_garbage_in_a_worker_copies_nothing_of_the_trainer_s() -> None:
+def test_garbage_collection_in_a_worker_copies_no_trainer_pages() -> None:
     """The collector writes to each container that it visits: 400,000 of them take 30 MB."""
     before, after = (private_bytes_of_a_worker(collects) for collects in (False, True))
     assert after - before < 10 * MIB, f"{before} bytes without collecting, {after} with"

@@ -22,14 +22,14 @@ def group(folder: Path, **files: str) -> None:
         (folder / name.replace("_of_", ".")).write_text(text + "\n")
 
 
-def test_without_limits_it_is_the_machines(tmp_path: Path) -> None:
+def test_memory_left_without_limits_is_that_of_the_machine(tmp_path: Path) -> None:
     machine(tmp_path, "0::/job\n")
     group(tmp_path / "sys/fs/cgroup/job", memory_of_max="max", memory_of_current="5")
 
     assert memory_left_bytes(tmp_path) == 600 * 1024
 
 
-def test_the_narrowest_group_counts_and_its_cache_does_not(tmp_path: Path) -> None:
+def test_narrowest_cgroup_counts_without_its_cache(tmp_path: Path) -> None:
     machine(tmp_path, "0::/job/step\n")
     mount = tmp_path / "sys/fs/cgroup"
     group(mount / "job", memory_of_max="300000", memory_of_current="100000")
@@ -43,7 +43,7 @@ def test_the_narrowest_group_counts_and_its_cache_does_not(tmp_path: Path) -> No
     assert memory_left_bytes(tmp_path) == 30_000
 
 
-def test_the_first_version_of_cgroups_is_read(tmp_path: Path) -> None:
+def test_cgroup_v1_limits_are_read(tmp_path: Path) -> None:
     machine(tmp_path, "4:memory:/job\n")
     folder = tmp_path / "sys/fs/cgroup/memory/job"
     group(folder)
@@ -53,5 +53,5 @@ def test_the_first_version_of_cgroups_is_read(tmp_path: Path) -> None:
     assert memory_left_bytes(tmp_path) == 30_000
 
 
-def test_a_system_that_does_not_say_is_unknown(tmp_path: Path) -> None:
+def test_missing_system_files_yield_none(tmp_path: Path) -> None:
     assert memory_left_bytes(tmp_path) is None

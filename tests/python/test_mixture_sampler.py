@@ -28,7 +28,7 @@ def source_of(index: int, lengths: list[int] = LENGTHS) -> int:
 
 
 @pytest.mark.parametrize("when_exhausted", ["stop", "repeat", "leave_out"])
-def test_each_source_has_its_share_of_every_prefix(when_exhausted: Any) -> None:
+def test_every_prefix_holds_each_source_in_proportion(when_exhausted: Any) -> None:
     chooser = random.Random(3)
     for _ in range(40):
         lengths = [chooser.randrange(1, 400) for _ in range(chooser.randrange(1, 9))]
@@ -47,7 +47,7 @@ def test_each_source_has_its_share_of_every_prefix(when_exhausted: Any) -> None:
                 break
 
 
-def test_an_epoch_that_stops_gives_no_sample_twice() -> None:
+def test_stopping_epoch_yields_no_sample_twice() -> None:
     sampler = MixtureSampler(LENGTHS, [1, 1, 1])
     indices = list(sampler)
     assert len(indices) == len(set(indices)) == len(sampler)
@@ -56,7 +56,7 @@ def test_an_epoch_that_stops_gives_no_sample_twice() -> None:
 
 
 @pytest.mark.parametrize("when_exhausted", ["stop", "repeat", "leave_out"])
-def test_the_length_is_the_number_of_samples(when_exhausted: Any) -> None:
+def test_length_is_the_number_of_samples(when_exhausted: Any) -> None:
     chooser = random.Random(13)
     for _ in range(150):
         count = chooser.randrange(1, 7)
@@ -73,20 +73,20 @@ def test_the_length_is_the_number_of_samples(when_exhausted: Any) -> None:
         assert len(sampler) == len(list(sampler)), (lengths, others, most)
 
 
-def test_the_length_of_long_sources_takes_no_walk() -> None:
+def test_length_of_long_sources_is_computed_without_iterating() -> None:
     """tqdm and len(loader) took seconds for millions of samples, at each call."""
     sampler = MixtureSampler([2**40] * 1024, [1] * 1024)
     assert len(sampler) == 1024 * 2**40
     assert len(MixtureSampler([10**15, 1], [1, 0], num_samples=10**12)) == 10**12
 
 
-def test_sources_that_are_left_out_leave_every_sample_to_be_given_once() -> None:
+def test_leaving_out_ended_sources_yields_every_sample_once() -> None:
     sampler = MixtureSampler(LENGTHS, [1, 1, 5], when_exhausted="leave_out")
     assert sorted(sampler) == list(range(147))
     assert len(sampler) == 147
 
 
-def test_a_source_that_repeats_has_another_order_in_each_pass() -> None:
+def test_repeated_source_is_reshuffled_in_each_pass() -> None:
     sampler = MixtureSampler(LENGTHS, [1, 1, 1], when_exhausted="repeat", num_samples=63)
     last = [index - 140 for index in sampler if index >= 140]
     passes = [last[:7], last[7:14], last[14:]]
@@ -98,11 +98,11 @@ def test_a_source_that_repeats_has_another_order_in_each_pass() -> None:
     assert list(in_sequence) == [*range(140, 147), *range(140, 147)]
 
 
-def test_weights_are_the_lengths_unless_others_are_given() -> None:
+def test_weights_default_to_the_lengths() -> None:
     assert Counter(map(source_of, MixtureSampler(LENGTHS))) == Counter({0: 40, 1: 100, 2: 7})
 
 
-def test_epochs_have_orders_of_their_own_and_set_epoch_names_one() -> None:
+def test_epochs_differ_and_set_epoch_selects_one() -> None:
     sampler = MixtureSampler(LENGTHS)
     first, second = list(sampler), list(sampler)
     assert first != second and sorted(first) == sorted(second)
@@ -113,7 +113,7 @@ def test_epochs_have_orders_of_their_own_and_set_epoch_names_one() -> None:
 
 @pytest.mark.parametrize("when_exhausted", ["stop", "repeat", "leave_out"])
 @pytest.mark.parametrize("given", [0, 1, 20, 21, 80, 147])
-def test_a_state_goes_on_where_it_was_taken(when_exhausted: Any, given: int) -> None:
+def test_state_resumes_where_it_was_taken(when_exhausted: Any, given: int) -> None:
     def make() -> MixtureSampler:
         return MixtureSampler(LENGTHS, [3, 3, 1], when_exhausted=when_exhausted)
 
@@ -130,7 +130,7 @@ def test_a_state_goes_on_where_it_was_taken(when_exhausted: Any, given: int) -> 
     assert list(resumed) == expected[1]
 
 
-def test_weights_change_at_a_checkpoint() -> None:
+def test_weights_can_change_at_a_checkpoint() -> None:
     sampler = MixtureSampler([1000, 1000], [1, 1])
     iterator = iter(sampler)
     before = [next(iterator) for _ in range(100)]
@@ -147,7 +147,7 @@ def test_weights_change_at_a_checkpoint() -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("is_set_first", [True, False])
 @pytest.mark.parametrize("batch_count", [0, 10])
-def test_weights_change_at_the_state_of_a_loader(
+def test_weights_can_change_at_a_loader_state(
     batch_count: int, is_set_first: bool, workers: int
 ) -> None:
     """Loading the state silently restored the old weights."""
@@ -172,7 +172,7 @@ def test_weights_change_at_the_state_of_a_loader(
     assert len({*before, *after}) == len(before) + 100
 
 
-def test_weights_that_are_set_as_a_state_has_them_leave_its_schedule_as_it_is() -> None:
+def test_setting_equal_weights_keeps_the_resumed_schedule() -> None:
     def make() -> MixtureSampler:
         sampler = MixtureSampler(LENGTHS, [1, 2, 1], when_exhausted="repeat")
         sampler.set_weights([2, 3, 1])
@@ -187,7 +187,7 @@ def test_weights_that_are_set_as_a_state_has_them_leave_its_schedule_as_it_is() 
     assert list(resumed) == list(iterator)
 
 
-def test_the_stream_of_a_loader_is_the_same_for_any_number_of_workers() -> None:
+def test_loader_stream_is_the_same_for_any_worker_count() -> None:
     dataset = ConcatDataset(
         [TensorDataset(torch.arange(length) + 1000 * length) for length in LENGTHS]
     )
@@ -205,7 +205,7 @@ def test_the_stream_of_a_loader_is_the_same_for_any_number_of_workers() -> None:
 @pytest.mark.slow
 @pytest.mark.long("16", "3")
 @pytest.mark.parametrize("worker_count", [3, 16])
-def test_the_stream_of_a_pool_is_that_of_one_process(
+def test_pool_stream_matches_a_single_process(
     worker_count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With only the trainer's local worker in addition to the pool, and with so many of the
@@ -228,7 +228,7 @@ def test_the_stream_of_a_pool_is_that_of_one_process(
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_resumes_in_the_middle_of_an_epoch(workers: int) -> None:
+def test_loader_resumes_within_an_epoch(workers: int) -> None:
     dataset = ConcatDataset([TensorDataset(torch.arange(length)) for length in LENGTHS])
 
     def make() -> Any:
@@ -256,12 +256,12 @@ def test_a_loader_resumes_in_the_middle_of_an_epoch(workers: int) -> None:
         (([3, 0], [1, 1]), "source 1 has weight 1.0 and no samples"),
     ],
 )
-def test_arguments_that_make_no_mixture_are_refused(arguments: Any, message: str) -> None:
+def test_invalid_sources_and_weights_are_rejected(arguments: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         MixtureSampler(*arguments)
 
 
-def test_options_that_mean_nothing_are_refused() -> None:
+def test_invalid_options_are_rejected() -> None:
     with pytest.raises(ValueError, match="when_exhausted must be one of 'stop', .*, got 'end'"):
         MixtureSampler([3], when_exhausted="end")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="num_samples must be >= 0, got -1"):
@@ -270,7 +270,7 @@ def test_options_that_mean_nothing_are_refused() -> None:
         MixtureSampler([3], seed=-1)
 
 
-def test_a_state_of_other_sources_is_refused() -> None:
+def test_state_of_other_sources_is_rejected() -> None:
     state = MixtureSampler([3, 4]).state_dict()
     with pytest.raises(ValueError, match=r"with lengths \[3, 4\], but this one has lengths \[3\]"):
         MixtureSampler([3]).load_state_dict(state)

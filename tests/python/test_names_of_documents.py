@@ -358,7 +358,7 @@ def test_tables_of_files_list_files(tree: Tree) -> None:
     assert sorted(missing) == []
 
 
-def test_rooms_with_a_table_of_files_name_all_files() -> None:
+def test_room_readme_with_file_table_names_every_file() -> None:
     missing = []
     for page in sorted((ROOT / "csrc").glob("*/README.md")):
         names = [name for _, span in spans_of(page.read_text("utf-8")) for name in names_of(span)]
@@ -371,7 +371,7 @@ def test_rooms_with_a_table_of_files_name_all_files() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("folder", "head"), [("csrc", "room"), ("python/penstock", "package")])
-def test_maps_list_every_room(tree: Tree, folder: str, head: str) -> None:
+def test_maps_list_exactly_the_rooms(tree: Tree, folder: str, head: str) -> None:
     """The map of the façade may also list modules."""
     listed = list(first_cells(ROOT / folder / "README.md", head))
     assert len(listed) == len(set(listed))
@@ -445,7 +445,7 @@ def stale_in(planted: Tree, text: str) -> list[Stale]:
         *("how far the lookahead goes", "?", "0.5"),
     ],
 )
-def test_names_of_the_tree_are_found(planted: Tree, span: str) -> None:
+def test_existing_name_is_not_stale(planted: Tree, span: str) -> None:
     assert stale_in(planted, f"It is `{span}`.\n") == []
 
 
@@ -472,12 +472,12 @@ def test_names_of_the_tree_are_found(planted: Tree, span: str) -> None:
         ("make chaos", "make chaos"),
     ],
 )
-def test_names_that_the_tree_lacks_are_stale(planted: Tree, span: str, name: str) -> None:
+def test_unknown_name_is_reported_as_stale(planted: Tree, span: str, name: str) -> None:
     (stale,) = stale_in(planted, f"It is\n`{span}`.\n")
     assert stale == Stale("README.md", 2, span, name)
 
 
-def test_message_has_the_place_and_the_remedy(planted: Tree) -> None:
+def test_stale_name_message_has_location_and_remedy(planted: Tree) -> None:
     (stale,) = stale_in(planted, "# Title\n\nSince then, `kDepthMin` applies.\n")
     assert str(stale) == (
         "README.md:3: `kDepthMin`: the tree has no kDepthMin; write its present name, or add it to "
@@ -485,7 +485,7 @@ def test_message_has_the_place_and_the_remedy(planted: Tree) -> None:
     )
 
 
-def test_spans_outside_of_code_blocks_have_their_lines() -> None:
+def test_spans_have_line_numbers_and_skip_code_blocks() -> None:
     text = """# A `title`
 
 Some `words
@@ -511,13 +511,13 @@ x = "`y`"
     ]
 
 
-def test_code_blocks_of_a_document_define_names_for_it(planted: Tree) -> None:
+def test_code_block_defines_names_for_its_document(planted: Tree) -> None:
     block = "```python\nclass Reader: ...\n```\n"
     assert stale_in(planted, f"{block}\n`Reader` reads.\n") == []
     assert len(stale_in(planted, "`Reader` reads.\n")) == 1
 
 
-def test_first_cells_are_those_of_tables_with_that_head(tmp_path: Path) -> None:
+def test_first_cells_selects_tables_by_heading(tmp_path: Path) -> None:
     page = tmp_path / "README.md"
     page.write_text(
         "| room | of |\n| --- | --- |\n| `base`, `wire` | `x` |\n\n"

@@ -42,7 +42,7 @@ def refused(package: Path, torch_version: str, *packages: FoundPackage) -> str |
     return refusal(native_parts(package), torch_version, packages, package)
 
 
-def test_the_module_that_is_loaded_is_the_one_for_this_torch() -> None:
+def test_loaded_native_part_matches_installed_torch() -> None:
     minor = minor_of(torch.__version__)
     assert native_folder().name == f"torch_{minor.replace('.', '_')}"
     part = next(part for part in native_parts() if part.torch_minor == minor)
@@ -51,13 +51,13 @@ def test_the_module_that_is_loaded_is_the_one_for_this_torch() -> None:
 
 
 @pytest.mark.parametrize("torch_version", ["2.11.0", "2.13.0+cu130", "2.15.1"])
-def test_of_several_parts_each_torch_has_its_own(tmp_path: Path, torch_version: str) -> None:
+def test_each_supported_torch_finds_its_native_part(tmp_path: Path, torch_version: str) -> None:
     package = package_with(tmp_path, "2.15", "2.11", "2.13")
     assert refused(package, torch_version) is None
     assert [part.torch_minor for part in native_parts(package)] == ["2.11", "2.13", "2.15"]
 
 
-def test_a_torch_outside_of_the_range_is_named_with_the_range(tmp_path: Path) -> None:
+def test_unsupported_torch_error_states_supported_range(tmp_path: Path) -> None:
     package = package_with(tmp_path, *TORCH_MINORS)
     for torch_version in ("2.10.2", "2.99.0a0"):
         assert refused(package, torch_version) == (
@@ -67,19 +67,19 @@ def test_a_torch_outside_of_the_range_is_named_with_the_range(tmp_path: Path) ->
         )
 
 
-def test_a_torch_that_this_build_is_not_for_is_told_what_it_is_for(tmp_path: Path) -> None:
+def test_error_names_torch_that_source_build_is_for(tmp_path: Path) -> None:
     said = refused(package_with(tmp_path, "2.11"), "2.13.0") or ""
     assert said.startswith("this penstock was built for torch 2.11, got torch 2.13.0; rebuild")
     assert "install a penstock wheel" in said
 
 
-def test_files_of_two_versions_are_found(tmp_path: Path) -> None:
+def test_mixed_penstock_versions_are_detected(tmp_path: Path) -> None:
     said = refused(package_with(tmp_path, "2.11", version="9.9.9"), "2.11.0") or ""
     assert f"are of penstock {__version__} and its native parts of penstock 9.9.9" in said
     assert "pip uninstall penstock" in said
 
 
-def test_parts_for_another_python_are_named(tmp_path: Path) -> None:
+def test_error_names_native_parts_of_another_python(tmp_path: Path) -> None:
     package = package_with(tmp_path, "2.11")
     module = package / "lib" / "torch_2_11" / f"_C{EXTENSION_SUFFIXES[0]}"
     module.rename(module.with_name("_C.cpython-27-x86_64-linux-gnu.so"))
@@ -90,7 +90,7 @@ def test_parts_for_another_python_are_named(tmp_path: Path) -> None:
     )
 
 
-def test_a_tree_that_was_not_built_says_where_a_built_one_is(tmp_path: Path) -> None:
+def test_unbuilt_tree_error_names_the_built_package(tmp_path: Path) -> None:
     tree = FoundPackage(tmp_path / "tree" / "penstock", __version__, False)
     built = FoundPackage(tmp_path / "site" / "penstock", __version__, True)
     package = package_with(tmp_path)
@@ -102,7 +102,7 @@ def test_a_tree_that_was_not_built_says_where_a_built_one_is(tmp_path: Path) -> 
     assert f"another penstock, which has them, is in {built.folder}: remove the first one" in said
 
 
-def test_two_versions_on_the_path_are_warned_of() -> None:
+def test_second_built_version_on_path_warns() -> None:
     used = FoundPackage(PACKAGE, __version__, True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -141,7 +141,7 @@ def source_tree(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "statement", ["penstock.DataLoader", "from penstock import _C", "from penstock import _pool"]
 )
-def test_a_program_that_finds_a_tree_first_is_told_so(source_tree: Path, statement: str) -> None:
+def test_importing_unbuilt_tree_names_the_built_package(source_tree: Path, statement: str) -> None:
     done = python(f"import penstock\n{statement}", source_tree)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
@@ -152,7 +152,7 @@ def test_a_program_that_finds_a_tree_first_is_told_so(source_tree: Path, stateme
 
 
 @pytest.mark.slow
-def test_a_module_that_does_not_load_names_its_torch_and_this_one(source_tree: Path) -> None:
+def test_load_failure_names_built_and_running_torch(source_tree: Path) -> None:
     minor = minor_of(torch.__version__)
     package_with(source_tree, minor)
     done = python("import penstock\npenstock.DataLoader", source_tree)
@@ -162,7 +162,7 @@ def test_a_module_that_does_not_load_names_its_torch_and_this_one(source_tree: P
 
 
 @pytest.mark.parametrize("answer", [ValueError("unrecognized"), None], ids=["musl", "none"])
-def test_another_c_library_is_refused_before_torch_is_imported(
+def test_non_glibc_python_is_rejected_before_torch_import(
     monkeypatch: pytest.MonkeyPatch, answer: Exception | None
 ) -> None:
     def confstr(name: str) -> None:

@@ -31,32 +31,34 @@ def _present(owner: type | ModuleType) -> set[str]:
     return own - _NOT_DECLARED
 
 
-def _differences(declared: dict[str, ast.stmt], owner: type | ModuleType, where: str) -> list[str]:
+def _stub_differences(
+    declared: dict[str, ast.stmt], owner: type | ModuleType, where: str
+) -> list[str]:
     names = {name for name in declared if not name.startswith("__")}
     found = [f"{where}.{name} is declared and not there" for name in names - _present(owner)]
     found += [f"{where}.{name} is there and not declared" for name in _present(owner) - names]
     for name, statement in declared.items():
         if isinstance(statement, ast.ClassDef) and isinstance(getattr(owner, name, None), type):
-            found += _differences(
+            found += _stub_differences(
                 _declared(statement.body), getattr(owner, name), f"{where}.{name}"
             )
     return found
 
 
 @pytest.mark.parametrize("module", [_C, _pool], ids=["_C", "_pool"])
-def test_every_native_name_is_declared_and_every_declared_name_is_there(module: ModuleType) -> None:
+def test_stub_and_native_module_have_the_same_names(module: ModuleType) -> None:
     name = module.__name__.rpartition(".")[2]
     stub = Path(penstock.__file__).with_name(f"{name}.pyi")
     declared = _declared(ast.parse(stub.read_text()).body)
-    assert sorted(_differences(declared, module, name)) == []
+    assert sorted(_stub_differences(declared, module, name)) == []
 
 
-def test_a_native_name_is_in_one_module_alone() -> None:
+def test_native_modules_share_no_names() -> None:
     assert _present(_C) & _present(_pool) == set()
 
 
-def test_a_name_that_is_missing_from_either_side_is_found() -> None:
+def test_comparison_finds_names_missing_on_either_side() -> None:
     declared = _declared(ast.parse("def parse_graph(text: str) -> None: ...\ndef gone(): ...").body)
-    found = _differences(declared, _C, "_C")
+    found = _stub_differences(declared, _C, "_C")
     assert "_C.gone is declared and not there" in found
     assert "_C.tune_malloc is there and not declared" in found

@@ -205,7 +205,7 @@ def _dotted(node: ast.AST, names: dict[str, str]) -> str | None:
     return None
 
 
-def test_every_place_that_unpickles_or_runs_bytes_is_known() -> None:
+def test_python_unpickles_only_in_listed_places() -> None:
     found = {
         (str(path.relative_to(PYTHON)), where, what)
         for path in PYTHON.rglob("*.py")
@@ -214,7 +214,7 @@ def test_every_place_that_unpickles_or_runs_bytes_is_known() -> None:
     assert found == set(WHOSE_BYTES)
 
 
-def test_the_native_code_loads_nothing_but_what_is_known() -> None:
+def test_native_code_loads_code_only_in_listed_places() -> None:
     found = []
     for path in sorted([*NATIVE.rglob("*.cpp"), *NATIVE.rglob("*.h"), *NATIVE.rglob("*.cu")]):
         for line in path.read_text().splitlines():
@@ -247,7 +247,9 @@ def test_the_native_code_loads_nothing_but_what_is_known() -> None:
         ("import pickle, re, torch\npickle.dumps(re.compile('')); torch.compile(len)", []),
     ],
 )
-def test_the_search_finds_each_way(source: str, expected: int | list[tuple[str, str]]) -> None:
+def test_search_finds_every_way_to_load_bytes(
+    source: str, expected: int | list[tuple[str, str]]
+) -> None:
     found = list(openers(source))
     assert (len(found) if isinstance(expected, int) else found) == expected
 
@@ -267,7 +269,7 @@ def pooled(
     return DataLoader(dataset, pool=of_pool, timeout=60, **options)
 
 
-def test_the_trap_works(tmp_path: Path) -> None:
+def test_trap_runs_when_unpickled(tmp_path: Path) -> None:
     witness = tmp_path / "ran"
     data, tensors = batch_pickle.dumps(Trap(str(witness)))
     assert not witness.exists()
@@ -277,7 +279,7 @@ def test_the_trap_works(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_pickled_batches_are_refused_unless_workers_are_trusted(pool: PoolProcesses) -> None:
+def test_pickled_batches_are_rejected_unless_workers_trusted(pool: PoolProcesses) -> None:
     witness = pool.folder / "ran"
     pool.start_altered_worker("send_pickled_batches", str(witness))
     batches = iter(pooled(pool, Augmented(8), batch_size=4))
@@ -290,7 +292,7 @@ def test_pickled_batches_are_refused_unless_workers_are_trusted(pool: PoolProces
 
 
 @pytest.mark.slow
-def test_pickled_states_are_refused_even_of_workers_that_are_trusted(pool: PoolProcesses) -> None:
+def test_pickled_states_are_rejected_even_from_trusted_workers(pool: PoolProcesses) -> None:
     witness = pool.folder / "ran"
     pool.start_altered_worker("send_pickled_states", str(witness))
     for trust in (False, True):
@@ -317,7 +319,7 @@ def test_pickled_reports_of_skipped_samples_are_refused(pool: PoolProcesses) -> 
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_pickled_errors_are_text(pool: PoolProcesses) -> None:
+def test_pickled_error_is_shown_as_text_and_not_opened(pool: PoolProcesses) -> None:
     witness = pool.folder / "ran"
     pool.start_altered_worker("send_pickled_errors", str(witness))
     for trust in (False, True):
@@ -329,7 +331,7 @@ def test_pickled_errors_are_text(pool: PoolProcesses) -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_worker_cannot_end_the_trainer_by_the_name_of_its_error(pool: PoolProcesses) -> None:
+def test_worker_exit_exceptions_do_not_end_the_trainer(pool: PoolProcesses) -> None:
     names = ["SystemExit", "KeyboardInterrupt", "StopIteration", "os._exit", "builtins.exit"]
     pool.start_altered_worker("send_errors_that_end_programs", " ".join(names))
     batches = iter(pooled(pool, Augmented(5)))
@@ -340,7 +342,7 @@ def test_a_worker_cannot_end_the_trainer_by_the_name_of_its_error(pool: PoolProc
     assert names == []
 
 
-def test_trust_is_a_decision_for_each_loader() -> None:
+def test_trust_workers_is_a_per_loader_bool() -> None:
     assert DataLoader(Augmented(4), pool="tcp://127.0.0.1:7").trust_workers is False
     with pytest.raises(TypeError, match="runs code of theirs"):
         DataLoader(Augmented(4), pool=Pool("tcp://127.0.0.1:7", trust_workers="yes"))  # type: ignore[arg-type]

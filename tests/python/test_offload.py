@@ -63,7 +63,7 @@ def test_moved_operators_do_not_run_in_the_trainer() -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_train_and_eval_and_smaller_batches_each_get_a_right_answer() -> None:
+def test_mode_and_batch_size_changes_match_eager() -> None:
     case = CASES[5]
     pool = InProcessPool([])
     model, reference = offload(fresh(case.make_model), pool, cut="maximal"), fresh(case.make_model)
@@ -82,7 +82,7 @@ def test_train_and_eval_and_smaller_batches_each_get_a_right_answer() -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_hooks_fire_whenever_they_were_added() -> None:
+def test_hooks_added_before_and_after_offload_fire() -> None:
     calls: list[str] = []
     pool = InProcessPool(batches_of(CASES[0]))
     model = fresh(CASES[0].make_model)
@@ -102,7 +102,7 @@ def test_hooks_fire_whenever_they_were_added() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["in place", "replaced", "data"])
-def test_a_changed_buffer_is_seen_before_the_next_answer(how: str) -> None:
+def test_buffer_change_takes_effect_in_next_call(how: str) -> None:
     case = CASES[0]
     pool = InProcessPool([])
     model = offload(fresh(case.make_model), pool, cut="maximal", verify_every=1)
@@ -141,7 +141,7 @@ class ReturnsItsFeatures(nn.Module):
 
 
 @pytest.mark.slow
-def test_writing_to_results_and_inputs_between_two_calls_on_one_batch() -> None:
+def test_writes_between_calls_on_one_batch_match_eager() -> None:
     pool = InProcessPool([])
     model = offload(fresh(ReturnsItsFeatures), pool, cut="maximal")
     reference = fresh(ReturnsItsFeatures)
@@ -159,7 +159,7 @@ def test_writing_to_results_and_inputs_between_two_calls_on_one_batch() -> None:
 
 
 @pytest.mark.slow
-def test_tensors_that_are_not_the_batchs_own_are_never_cut() -> None:
+def test_tensors_not_from_the_batch_give_eager_results() -> None:
     case = CASES[5]
     pool = InProcessPool([])
     model = offload(fresh(case.make_model).eval(), pool, cut="maximal")
@@ -193,7 +193,7 @@ def test_input_that_requires_grad_is_not_cut() -> None:
 
 
 @pytest.mark.slow
-def test_two_models_on_one_loader_and_one_model_on_two_inputs() -> None:
+def test_two_models_and_two_inputs_on_one_loader_match_eager() -> None:
     pool = InProcessPool([])
     first = offload(fresh(CASES[5].make_model).eval(), pool, cut="maximal")
     second = offload(fresh(ReadsBetweenWrites), pool, cut="maximal")
@@ -207,7 +207,7 @@ def test_two_models_on_one_loader_and_one_model_on_two_inputs() -> None:
 
 
 @pytest.mark.slow
-def test_an_error_of_the_model_is_the_models_own() -> None:
+def test_model_error_propagates_and_training_continues() -> None:
     pool = InProcessPool([])
     model = offload(fresh(CASES[2].make_model), pool, cut="maximal")
     good, bad = CASES[2].make_batch(0), CASES[2].make_batch(1)
@@ -223,7 +223,7 @@ def test_an_error_of_the_model_is_the_models_own() -> None:
     assert model(batch["dense"], batch["category"], batch["user"]).shape == (16,)
 
 
-def test_offload_refuses_what_it_cannot_take_and_changes_nothing() -> None:
+def test_rejected_offload_leaves_the_model_unchanged() -> None:
     pool = InProcessPool([])
     net = nn.Linear(2, 2)
     for model in (torch.compiler.disable(nn.Linear(2, 2)), nn.Linear(2, 2)):
@@ -243,7 +243,7 @@ def test_offload_refuses_what_it_cannot_take_and_changes_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_the_model_looks_the_same_from_outside_and_detach_undoes_all() -> None:
+def test_offload_keeps_model_interface_and_detach_restores_it() -> None:
     case = CASES[0]
     pool = InProcessPool(batches_of(case))
     model = fresh(case.make_model)
@@ -264,7 +264,7 @@ def test_the_model_looks_the_same_from_outside_and_detach_undoes_all() -> None:
 
 
 @pytest.mark.slow
-def test_inputs_that_cannot_be_followed_to_the_batch_have_a_reason() -> None:
+def test_inputs_not_traceable_to_the_batch_give_a_reason() -> None:
     case = CASES[5]
     pool = InProcessPool([])
     model = offload(fresh(case.make_model), pool, cut="maximal")
@@ -282,7 +282,7 @@ class TakesTwo(TwoGraphs):
 
 
 @pytest.mark.slow
-def test_a_tensor_from_elsewhere_stays_and_the_batchs_own_part_moves() -> None:
+def test_operations_on_foreign_tensor_stay_in_trainer() -> None:
     pool = InProcessPool([])
     model, reference = offload(fresh(TakesTwo), pool, cut="maximal"), fresh(TakesTwo)
     for _ in range(4):
@@ -296,7 +296,7 @@ def test_a_tensor_from_elsewhere_stays_and_the_batchs_own_part_moves() -> None:
 
 
 @pytest.mark.slow
-def test_other_strides_of_the_same_sizes_are_another_batch() -> None:
+def test_batches_with_other_strides_match_eager() -> None:
     pool = InProcessPool([])
     model = offload(fresh(ReadsBetweenWrites), pool, cut="maximal", verify_every=1)
     reference = fresh(ReadsBetweenWrites)
@@ -312,7 +312,7 @@ def test_other_strides_of_the_same_sizes_are_another_batch() -> None:
 
 
 @pytest.mark.slow
-def test_a_model_inside_an_offloaded_model_may_be_offloaded_too() -> None:
+def test_nested_offloaded_models_match_eager() -> None:
     class Outer(nn.Module):
         def __init__(self, inner: nn.Module) -> None:
             super().__init__()
@@ -337,7 +337,7 @@ class Noisy(TwoGraphs):
 
 
 @pytest.mark.slow
-def test_random_draws_that_may_move_leave_the_trainers_generator_alone() -> None:
+def test_moved_random_draws_do_not_advance_trainer_generator() -> None:
     pool = InProcessPool([])
     model = offload(fresh(Noisy), pool, cut="maximal", allow_random=True, verify_every=1)
     model(pool.deliver(torch.randn(10, 20)))
@@ -350,7 +350,7 @@ def test_random_draws_that_may_move_leave_the_trainers_generator_alone() -> None
     assert bits(noisy) == bits(model(batch)) != bits(model(pool.deliver(batch)))
 
 
-def test_a_window_that_the_loop_makes_anew_for_each_batch_is_a_constant() -> None:
+def test_window_recreated_per_batch_counts_as_constant() -> None:
     """The tensor is a different one each time, with the same values."""
 
     def prepared(batch: torch.Tensor) -> torch.Tensor:

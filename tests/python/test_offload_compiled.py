@@ -18,11 +18,11 @@ from torch._dynamo.eval_frame import OptimizedModule
 
 from penstock.cut.offloading import detach, offload
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_one_thread", "room_for_captures")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_one_thread", "raised_recompile_limit")]
 
 
 @pytest.fixture
-def room_for_captures() -> Iterator[None]:
+def raised_recompile_limit() -> Iterator[None]:
     """For the copies that are not offloaded: Dynamo leaves the ninth of a class to Python."""
     with torch._dynamo.config.patch(recompile_limit=256):
         yield
@@ -52,7 +52,7 @@ def in_place(make_model: Callable[[], nn.Module], **options: Any) -> nn.Module:
     return model
 
 
-def lives(
+def train_compiled_and_cut(
     case: Case, compiled: Callable[..., nn.Module], **options: Any
 ) -> tuple[list[bytes], list[bytes], InProcessPool]:
     expected = train(compiled(case.make_model, **options), batches_of(case), case.loss)
@@ -65,10 +65,10 @@ def lives(
 @pytest.mark.parametrize("compiled", [wrapped, in_place])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("name", ["wide_and_deep", "dropout_on_input", "side_branch"])
-def test_a_compiled_model_is_cut_and_trains_as_compiled(
+def test_cut_compiled_model_matches_compiled_training(
     name: str, backend: str, compiled: Callable[..., nn.Module], caplog: pytest.LogCaptureFixture
 ) -> None:
-    trained, expected, pool = lives(CASE_OF[name], compiled, backend=backend)
+    trained, expected, pool = train_compiled_and_cut(CASE_OF[name], compiled, backend=backend)
     assert trained == expected
     assert pool.plan is not None and pool.plan.moved and pool.shipped_count
     assert not warnings_of(caplog)
@@ -76,10 +76,10 @@ def test_a_compiled_model_is_cut_and_trains_as_compiled(
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["dropout_on_input", "log_mel"])
-def test_under_inductor_training_is_that_of_inductor(name: str) -> None:
+def test_cut_inductor_model_matches_inductor_training(name: str) -> None:
     """The comparison decides whether the cut is used: with another fusion, kernels may round
     differently."""
-    trained, expected, pool = lives(CASE_OF[name], wrapped)
+    trained, expected, pool = train_compiled_and_cut(CASE_OF[name], wrapped)
     assert trained == expected
     assert pool.plan is not None and pool.shipped_count
 
@@ -100,7 +100,7 @@ def trained_on(model: nn.Module, pool: InProcessPool, sizes: list[int]) -> list[
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("dynamic", [None, True, False])
-def test_batches_of_other_sizes_are_right_and_cut(dynamic: bool | None) -> None:
+def test_compiled_model_is_cut_for_other_batch_sizes(dynamic: bool | None) -> None:
     sizes = [10, 10, 6, 7, 7, 10, 3, 3]
     expected = trained_on(
         wrapped(Rows, backend="aot_eager", dynamic=dynamic), InProcessPool([]), sizes
@@ -111,7 +111,7 @@ def test_batches_of_other_sizes_are_right_and_cut(dynamic: bool | None) -> None:
     assert pool.plan is not None and pool.plan.moved and pool.shipped_count >= 4
 
 
-def test_the_users_compiler_gets_what_stays_and_the_whole_graph() -> None:
+def test_user_backend_compiles_suffix_and_whole_graph() -> None:
     seen: list[int] = []
 
     def backend(graph: torch.fx.GraphModule, examples: Any) -> Any:
@@ -125,7 +125,7 @@ def test_the_users_compiler_gets_what_stays_and_the_whole_graph() -> None:
     assert len(seen) == 2 and seen[1] == seen[0] - 3
 
 
-def test_a_graph_that_must_be_whole_raises_as_it_did() -> None:
+def test_fullgraph_break_still_raises_unsupported() -> None:
     model = offload(torch.compile(TwoGraphs(), backend="eager", fullgraph=True), InProcessPool([]))
     with pytest.raises(torch._dynamo.exc.Unsupported):
         model(torch.zeros(2, 20))
@@ -133,12 +133,12 @@ def test_a_graph_that_must_be_whole_raises_as_it_did() -> None:
 
 def test_several_graphs_of_a_compiled_model_are_each_cut() -> None:
     case = Case("", TwoGraphs, CASE_OF["dropout_on_input"].make_batch, CASES[5].loss, True)
-    trained, expected, pool = lives(case, wrapped, backend="aot_eager")
+    trained, expected, pool = train_compiled_and_cut(case, wrapped, backend="aot_eager")
     assert trained == expected and pool.plan is not None and pool.plan.moved
 
 
 @pytest.mark.parametrize("compiled", [wrapped, in_place])
-def test_what_is_seen_of_the_model_stays_and_detach_restores_it(
+def test_compiled_model_keeps_interface_and_detach_restores_it(
     compiled: Callable[..., nn.Module],
 ) -> None:
     model = compiled(Rows, backend="eager")
@@ -161,7 +161,7 @@ def test_what_is_seen_of_the_model_stays_and_detach_restores_it(
         assert model.__dict__.get(name) is before.get(name)
 
 
-def test_hooks_fire_as_before() -> None:
+def test_hooks_of_compiled_model_fire() -> None:
     calls: list[str] = []
     model = wrapped(Rows, backend="eager")
     assert isinstance(model, OptimizedModule)
@@ -174,7 +174,7 @@ def test_hooks_fire_as_before() -> None:
     assert calls.count("inner") == calls.count("outer") == 3
 
 
-def test_a_compiled_training_step_is_cut() -> None:
+def test_cut_compiled_training_step_matches_uncut() -> None:
     def step_of(net: nn.Module) -> Any:
         def step(batch: torch.Tensor) -> torch.Tensor:
             return net(batch.double().float() / 3.0).square().mean()
@@ -199,27 +199,27 @@ def test_a_compiled_training_step_is_cut() -> None:
     assert detach(step) is compiled
 
 
-def halves_results(results: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+def halve_results(results: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     return tuple(result * 0.5 for result in results)
 
 
-def halves_gradients(results: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+def halve_gradients(results: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     return tuple(result.detach() + (result - result.detach()) * 0.5 for result in results)
 
 
 @pytest.mark.parametrize(
-    ("change", "kind"), [(halves_results, "results"), (halves_gradients, "gradients")]
+    ("change", "kind"), [(halve_results, "results"), (halve_gradients, "gradients")]
 )
-def test_a_compiler_that_makes_another_thing_of_what_stays_is_given_the_whole(
+def test_whole_graph_is_used_if_backend_compiles_suffix_differently(
     change: Callable[..., Any], kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def changes_large_graphs(graph: torch.fx.GraphModule, examples: Any) -> Any:
+    def change_large_graphs(graph: torch.fx.GraphModule, examples: Any) -> Any:
         calls = sum(node.op in ("call_function", "call_method") for node in graph.graph.nodes)
         if calls < 6:
             return graph.forward
         return lambda *inputs: change(graph.forward(*inputs))
 
-    pair = [torch.compile(fresh(Rows), backend=changes_large_graphs) for _ in range(2)]
+    pair = [torch.compile(fresh(Rows), backend=change_large_graphs) for _ in range(2)]
     pool = InProcessPool([])
     offload(pair[1], pool, cut="maximal")
     for seed in range(4):
@@ -244,7 +244,7 @@ def noted(x: torch.Tensor) -> torch.Tensor:
 NOTES: list[int] = []
 
 
-def test_an_operator_that_may_do_more_than_compute_is_run_as_often_as_before() -> None:
+def test_custom_op_that_may_have_side_effects_runs_once_per_call() -> None:
     class Notes(Rows):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             with torch.no_grad():
@@ -273,7 +273,7 @@ class Shifted(nn.Module):
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_what_a_loop_does_before_it_calls_a_compiled_model_moves(backend: str) -> None:
+def test_preprocessing_before_compiled_model_moves(backend: str) -> None:
     """The user's compiler is given ordinary tensors, in place of the waiting ones."""
 
     def results(is_offloaded: bool) -> tuple[list[bytes], InProcessPool]:

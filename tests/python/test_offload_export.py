@@ -30,7 +30,7 @@ def path(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_program_from_a_file_is_cut_and_trains_as_before(path: Path) -> None:
+def test_cut_exported_program_matches_uncut_training(path: Path) -> None:
     expected = train(torch.export.load(path).module(), batches_of(CASE), CASE.loss)
     pool = InProcessPool(batches_of(CASE))
     model = offload(torch.export.load(path).module(), pool, cut="maximal", verify_every=2)
@@ -40,7 +40,7 @@ def test_a_program_from_a_file_is_cut_and_trains_as_before(path: Path) -> None:
         model.eval()
 
 
-def test_a_program_from_a_file_takes_batches_of_other_sizes(path: Path) -> None:
+def test_cut_exported_program_accepts_other_batch_sizes(path: Path) -> None:
     pool = InProcessPool([])
     model = offload(torch.export.load(path).module(), pool, cut="maximal")
     for size in (6, 6, 4, 4, 5):
@@ -51,7 +51,7 @@ def test_a_program_from_a_file_takes_batches_of_other_sizes(path: Path) -> None:
     assert pool.plan is not None and pool.plan.moved and pool.shipped_count >= 2
 
 
-def test_a_program_itself_is_turned_away_with_what_to_pass(path: Path) -> None:
+def test_exported_program_error_says_to_pass_its_module(path: Path) -> None:
     program = torch.export.load(path)
     with pytest.raises(TypeError, match=r"model = penstock.offload\(program.module\(\), loader\)"):
         offload(program, InProcessPool([]))

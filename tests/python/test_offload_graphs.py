@@ -48,14 +48,14 @@ class ReadsAnItem(Buffered):
         return self.net(x.cos() + self.mean.tanh())
 
 
-class HandsOnAView(Buffered):
+class PassesAView(Buffered):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         flat = x.view(-1)
         torch._dynamo.graph_break()
         return self.net(flat.reshape(x.shape).cos() * self.mean)
 
 
-class HandsOnTwoViewsOfOneValue(Buffered):
+class PassesTwoViewsOfOneValue(Buffered):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = x * 2.0
         flat = y.view(-1)
@@ -64,7 +64,7 @@ class HandsOnTwoViewsOfOneValue(Buffered):
         return self.net(y.cos())
 
 
-class WritesWhatItWasHanded(Buffered):
+class WritesAPassedResult(Buffered):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = x * 2.0
         torch._dynamo.graph_break()
@@ -82,7 +82,7 @@ class WritesTheBatchAfterwards(Buffered):
         return self.net(y.cos() + x.sin())
 
 
-class ReturnsWhatItWasHanded(Buffered):
+class ReturnsAPassedResult(Buffered):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.steps(x)[1]
 
@@ -140,18 +140,18 @@ def training(make_model: Callable[[], nn.Module]) -> Case:
     [
         (ThreeGraphsAndABranch, ["abs", "log1p", "gt", "sin"]),
         (ReadsAnItem, ["abs", "max"]),
-        (HandsOnAView, ["reshape", "cos", "mul"]),
-        (HandsOnTwoViewsOfOneValue, []),
-        (WritesWhatItWasHanded, ["mul", "sin"]),
+        (PassesAView, ["reshape", "cos", "mul"]),
+        (PassesTwoViewsOfOneValue, []),
+        (WritesAPassedResult, ["mul", "sin"]),
         (WritesTheBatchAfterwards, ["mul"]),
-        (ReturnsWhatItWasHanded, ["mul", "cos"]),
+        (ReturnsAPassedResult, ["mul", "cos"]),
         (PrintsInTheMiddle, ["sub", "matmul", "sum", "tanh"]),
         (AutocastInside, ["mul", "matmul"]),
         (BreaksInsideOfAutocast, ["mul", "matmul", "t"]),
         (LeavesAutocast, ["mul", "matmul"]),
     ],
 )
-def test_training_is_that_of_eager(
+def test_cut_model_of_several_graphs_matches_eager(
     make_model: Callable[[], nn.Module], moves: list[str], cut: Any, capfd: Any
 ) -> None:
     case = training(make_model)
@@ -171,7 +171,7 @@ def test_training_is_that_of_eager(
     assert not pool.prefixes
 
 
-def test_what_moved_runs_in_no_graph_of_the_trainer() -> None:
+def test_moved_operators_run_in_no_trainer_graph() -> None:
     case = training(ThreeGraphsAndABranch)
     pool = InProcessPool(batches_of(case))
     model = offload(fresh(case.make_model), pool, cut="maximal")
@@ -186,7 +186,7 @@ def test_what_moved_runs_in_no_graph_of_the_trainer() -> None:
 
 
 @pytest.mark.parametrize("make_model", [Buffered, BreaksInsideOfAutocast])
-def test_ambient_autocast_and_none_in_turn(make_model: Callable[[], nn.Module]) -> None:
+def test_alternating_ambient_autocast_matches_eager(make_model: Callable[[], nn.Module]) -> None:
     class Plain(Buffered):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.net((x * 2.0) @ self.mix)
@@ -201,7 +201,7 @@ def test_ambient_autocast_and_none_in_turn(make_model: Callable[[], nn.Module]) 
     assert pool.plan is not None and pool.plan.moved
 
 
-def test_an_error_inside_of_an_autocast_region_leaves_autocast_as_it_was() -> None:
+def test_error_inside_autocast_region_restores_autocast() -> None:
     class Fails(Buffered):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -219,7 +219,7 @@ def test_an_error_inside_of_an_autocast_region_leaves_autocast_as_it_was() -> No
         assert not torch.is_autocast_enabled("cpu")
 
 
-def test_other_batch_sizes_in_a_model_of_several_graphs() -> None:
+def test_other_batch_sizes_with_several_graphs_match_eager() -> None:
     pool = InProcessPool([])
     model = offload(fresh(ThreeGraphsAndABranch), pool, cut="maximal", verify_every=1)
     reference = fresh(ThreeGraphsAndABranch)
@@ -230,7 +230,7 @@ def test_other_batch_sizes_in_a_model_of_several_graphs() -> None:
     assert pool.shipped_count > 9
 
 
-def test_a_changed_buffer_is_seen_in_each_graph() -> None:
+def test_buffer_change_takes_effect_in_every_graph() -> None:
     pool = InProcessPool([])
     model = offload(fresh(ThreeGraphsAndABranch), pool, cut="maximal", verify_every=1)
     reference = fresh(ThreeGraphsAndABranch)
@@ -276,7 +276,7 @@ def wider(k: int) -> Any:
 
 
 @pytest.mark.parametrize("make_step", [training_step, lambda model: Trainer(model).step])
-def test_a_training_step_is_cut_from_the_batch_on(make_step: Any) -> None:
+def test_cut_training_step_matches_eager(make_step: Any) -> None:
     expected = train(fresh(PrintsInTheMiddle), map(wider, range(6)), lambda m, b: make_step(m)(b))
     model = fresh(PrintsInTheMiddle)
     pool = InProcessPool([wider(k) for k in range(6)])
@@ -291,7 +291,7 @@ def test_a_training_step_is_cut_from_the_batch_on(make_step: Any) -> None:
     assert not pool.prefixes and pool.plan is None
 
 
-def test_a_step_with_the_optimizer_in_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_cut_step_that_runs_the_optimizer_matches_eager(caplog: pytest.LogCaptureFixture) -> None:
     """Dynamo's way of running an optimizer gives different bits from eager; Python runs it here."""
 
     def run(pool: Any, *, cut: bool) -> list[bytes]:
@@ -319,7 +319,7 @@ def test_a_step_with_the_optimizer_in_it(caplog: pytest.LogCaptureFixture) -> No
     assert not warnings_of(caplog)
 
 
-def test_what_is_no_function_is_refused_with_a_word_on_exported_programs() -> None:
+def test_exported_program_is_rejected_with_advice() -> None:
     program = torch.export.export(nn.Linear(2, 2), (torch.zeros(3, 2),))
     with pytest.raises(TypeError, match=r"ExportedProgram.*offload\(program\.module\(\)"):
         offload(program, InProcessPool([]))  # type: ignore[type-var]
@@ -332,7 +332,7 @@ class Named(Buffered):
         return self.net((x * float(len(name))).cos())
 
 
-def test_prefixes_of_graphs_that_do_not_come_again_are_withdrawn() -> None:
+def test_prefixes_of_unused_graphs_are_withdrawn() -> None:
     pool = InProcessPool([])
     model, reference = offload(fresh(Named), pool, cut="maximal"), fresh(Named)
     for call in range(2 * UNUSED_CALLS_MAX + 5):
@@ -349,7 +349,7 @@ def test_prefixes_of_graphs_that_do_not_come_again_are_withdrawn() -> None:
     assert len(pool.prefixes) == 2
 
 
-def test_what_comes_and_goes_is_planned_a_few_times_only() -> None:
+def test_rare_graph_is_replanned_only_a_few_times() -> None:
     pool = InProcessPool([])
     model, reference = offload(fresh(Named), pool, cut="maximal"), fresh(Named)
     counts = []
@@ -362,7 +362,7 @@ def test_what_comes_and_goes_is_planned_a_few_times_only() -> None:
     assert set(counts[-3 * UNUSED_CALLS_MAX :]) == {1}
 
 
-def test_plans_for_other_batches_stay_since_workers_do_nothing_for_them() -> None:
+def test_prefixes_for_other_batch_shapes_are_kept() -> None:
     class Doubled(Buffered):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.net((x * 2.0).cos())
@@ -375,7 +375,7 @@ def test_plans_for_other_batches_stay_since_workers_do_nothing_for_them() -> Non
     assert len(pool.prefixes) == 2
 
 
-def test_prefixes_of_captures_that_dynamo_forgot_are_withdrawn() -> None:
+def test_prefixes_are_withdrawn_after_dynamo_reset() -> None:
     pool = InProcessPool([])
     model = offload(fresh(Named), pool, cut="maximal")
     model(pool.deliver(rows(0)[0]), name="na")
@@ -387,7 +387,7 @@ def test_prefixes_of_captures_that_dynamo_forgot_are_withdrawn() -> None:
     assert len(pool.prefixes) == 1
 
 
-def test_the_prefix_of_a_constant_that_changed_is_withdrawn() -> None:
+def test_prefix_of_changed_constant_is_withdrawn() -> None:
     class Shifted(Buffered):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.net((x @ self.mix).cos())

@@ -65,7 +65,7 @@ def train_and_validate(model: Any, train: Any, val: Any) -> list[Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("calls", ["one call", "two calls"])
-def test_training_and_validation_both_keep_their_cuts(
+def test_training_and_validation_loaders_keep_their_cuts(
     calls: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     torch.manual_seed(0)
@@ -87,7 +87,7 @@ def test_training_and_validation_both_keep_their_cuts(
 
 
 @pytest.mark.slow
-def test_a_function_is_offloaded_to_several_loaders() -> None:
+def test_function_offloaded_to_several_loaders_matches_eager() -> None:
     torch.manual_seed(0)
     model = Scaled().eval()
 
@@ -104,7 +104,7 @@ def test_a_function_is_offloaded_to_several_loaders() -> None:
 
 
 @pytest.mark.slow
-def test_a_loader_can_be_offloaded_to_again_with_other_options() -> None:
+def test_offloading_again_replaces_options_of_that_loader() -> None:
     model = Scaled().eval()
     train, val = InProcessPool(images(4)), InProcessPool(images(4, first=1))
     offload(model, train, val, cut="maximal")
@@ -121,7 +121,7 @@ def test_a_loader_can_be_offloaded_to_again_with_other_options() -> None:
 
 
 @pytest.mark.slow
-def test_models_with_the_same_preprocessing_share_a_prefix_until_the_last_lets_go() -> None:
+def test_shared_prefix_lasts_until_the_last_model_detaches() -> None:
     torch.manual_seed(0)
     teacher, student = Scaled().eval(), Scaled().eval()
     plain_student = copy.deepcopy(student)
@@ -142,7 +142,7 @@ def test_models_with_the_same_preprocessing_share_a_prefix_until_the_last_lets_g
 
 
 @pytest.mark.parametrize("loader", [[torch.zeros(2)], None, "loader"])
-def test_what_is_no_loader_is_refused_before_anything_is_done(loader: Any) -> None:
+def test_non_loader_is_rejected_without_side_effects(loader: Any) -> None:
     """A list of batches ended in "'list' object has no attribute '_plan'"."""
     model, pool = Scaled(), InProcessPool(images(1))
     with pytest.raises(TypeError, match=r"offload needs a penstock\.DataLoader, got a "):
@@ -158,7 +158,7 @@ def scaled_before(model: Any) -> Any:
 @pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("wrap", [lambda model: model, scaled_before], ids=["model", "before"])
-def test_real_workers_serve_training_and_validation(wrap: Any) -> None:
+def test_worker_processes_serve_training_and_validation_cuts(wrap: Any) -> None:
     def loader_of(batches: list[torch.Tensor], loader_class: Any) -> Any:
         return loader_class(TensorDataset(torch.cat(batches)), batch_size=4, num_workers=1)
 

@@ -77,7 +77,7 @@ def moved(loader: Any) -> set[str]:
 
 
 @pytest.mark.long
-def test_the_same_draws_for_any_number_of_workers() -> None:
+def test_draws_are_independent_of_worker_count() -> None:
     expected = traces(num_workers=1, seeding="batch")
     assert traces(num_workers=2, seeding="batch") == expected
     assert traces(num_workers=3, seeding="batch", prefetch_factor=4) == expected
@@ -86,19 +86,19 @@ def test_the_same_draws_for_any_number_of_workers() -> None:
 
 
 @pytest.mark.long
-def test_the_same_draws_whatever_else_moves() -> None:
+def test_draws_are_independent_of_the_cut() -> None:
     assert traces(num_workers=1, cut="maximal") == traces(num_workers=1)
 
 
 @pytest.mark.long
-def test_the_same_draws_where_the_next_epoch_begins_early() -> None:
+def test_draws_are_independent_of_epoch_overlap() -> None:
     options: dict[str, Any] = {"num_workers": 2, "persistent_workers": True, "prefetch_factor": 4}
     early = traces(**options)
     assert early == traces(overlap_epochs=False, **options)
     assert len({loss for epoch in early for loss in epoch[:1]}) == len(early)
 
 
-def test_the_same_draws_after_a_resume() -> None:
+def test_draws_after_resume_match_uninterrupted_run() -> None:
     arguments: dict[str, Any] = {"batch_size": 4, "num_workers": 2, "seeding": "batch"}
     model = fresh(Noisy)
 
@@ -124,7 +124,7 @@ def test_the_same_draws_after_a_resume() -> None:
     assert first + losses(resumed, {}, None) == whole
 
 
-def test_a_batch_that_no_worker_has_drawn_for_gets_the_same_numbers_in_the_trainer() -> None:
+def test_trainer_draws_the_same_numbers_as_workers() -> None:
     def results(*withheld: int) -> list[bytes]:
         pool = InProcessPool([])
         torch.manual_seed(3)
@@ -140,7 +140,7 @@ def test_a_batch_that_no_worker_has_drawn_for_gets_the_same_numbers_in_the_train
     assert len(set(results())) == 8
 
 
-def test_the_trainers_generator_is_left_alone() -> None:
+def test_moved_draws_leave_trainer_generator_unchanged() -> None:
     pool = InProcessPool([])
     torch.manual_seed(3)
     model = offload(fresh(Noisy).eval(), pool, allow_random=True, verify_every=2)
@@ -151,7 +151,7 @@ def test_the_trainers_generator_is_left_alone() -> None:
         assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_another_seed_gives_other_draws() -> None:
+def test_seed_determines_moved_draws() -> None:
     def result(seed: int) -> bytes:
         pool = InProcessPool([])
         model = fresh(Noisy).eval()
@@ -172,7 +172,7 @@ def test_two_graphs_and_two_models_draw_differently() -> None:
         assert len(set(draws)) == 4
 
 
-def test_a_worker_that_drew_something_else_is_found_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_wrong_draws_of_a_worker_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     pool = InProcessPool([])
     pool.spoil = True
     torch.manual_seed(3)
@@ -182,7 +182,7 @@ def test_a_worker_that_drew_something_else_is_found_out(caplog: pytest.LogCaptur
     assert warnings_of(caplog)
 
 
-def test_draws_move_whatever_the_price_and_the_reason_says_so() -> None:
+def test_random_draws_move_regardless_of_cost() -> None:
     plan = explain(Noisy(), rows(0)[0], allow_random=True)
     reasons = {call.operator.partition(" at ")[0]: call.reason for call in plan.moved}
     assert "draws random numbers, which allow_random permits to move" in reasons["randn_like"]

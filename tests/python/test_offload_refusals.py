@@ -99,7 +99,7 @@ REFUSED = {
 }
 
 
-def test_a_loader_of_torchs_is_left_alone_and_the_import_is_named(
+def test_torch_dataloader_warning_names_the_import(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The good sentence was followed by "'DataLoader' object has no attribute '_show_plan'"."""
@@ -116,7 +116,7 @@ def test_a_loader_of_torchs_is_left_alone_and_the_import_is_named(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", REFUSED)
-def test_a_model_that_is_not_handled_trains_as_before_and_says_why(
+def test_unsupported_model_trains_as_eager_with_one_warning(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     make_model, reason = REFUSED[kind]
@@ -133,7 +133,7 @@ def test_a_model_that_is_not_handled_trains_as_before_and_says_why(
     "make_model",
     [WritesTheBatch, CountsInABuffer, ReplacesABuffer, WritesAView, ReadsBetweenWrites],
 )
-def test_writes_in_place_never_change_the_training(make_model: Callable[[], nn.Module]) -> None:
+def test_cut_model_with_in_place_writes_matches_eager(make_model: Callable[[], nn.Module]) -> None:
     case = Case("", make_model, CASES[5].make_batch, CASES[5].loss, True)
     pool = InProcessPool(batches_of(case))
     model = offload(fresh(make_model), pool, cut="maximal", verify_every=2)
@@ -142,7 +142,7 @@ def test_writes_in_place_never_change_the_training(make_model: Callable[[], nn.M
 
 
 @pytest.mark.slow
-def test_writes_to_a_private_clone_move_as_one(caplog: pytest.LogCaptureFixture) -> None:
+def test_in_place_writes_to_a_clone_move_together(caplog: pytest.LogCaptureFixture) -> None:
     case = Case("", ReadsBetweenWrites, CASES[5].make_batch, CASES[5].loss, True)
     pool = InProcessPool(batches_of(case))
     model = offload(fresh(case.make_model), pool, cut="maximal")
@@ -154,7 +154,7 @@ def test_writes_to_a_private_clone_move_as_one(caplog: pytest.LogCaptureFixture)
 
 
 @pytest.mark.slow
-def test_ambient_autocast_is_refused_and_other_calls_are_cut() -> None:
+def test_calls_under_ambient_autocast_match_eager() -> None:
     case = CASES[5]
     pool = InProcessPool(batches_of(case))
     model = offload(fresh(case.make_model), pool, cut="maximal")
@@ -170,7 +170,7 @@ def test_ambient_autocast_is_refused_and_other_calls_are_cut() -> None:
 
 
 @pytest.mark.slow
-def test_a_write_to_the_batch_before_the_model_is_said_to_be_the_reason() -> None:
+def test_reason_names_in_place_write_to_the_batch() -> None:
     """The message was that the model was given no tensor of the batch."""
     pool = InProcessPool([])
     model = offload(fresh(TwoGraphs), pool, cut="maximal")
@@ -182,7 +182,7 @@ def test_a_write_to_the_batch_before_the_model_is_said_to_be_the_reason() -> Non
 
 
 @pytest.mark.slow
-def test_what_moves_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_cut_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """There was no message that offload() had succeeded."""
     caplog.set_level(logging.INFO, "penstock")
     pool = InProcessPool([])
@@ -200,7 +200,7 @@ def test_what_moves_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.slow
-def test_the_plan_is_that_of_the_usual_batch_and_not_of_the_last_one() -> None:
+def test_plan_describes_usual_batch_instead_of_last_one() -> None:
     """With 1,797 samples in batches of 64 it reported that 0 of 8 calls run in the workers."""
 
     class Own(TwoGraphs):  # whose number of rows no other test has had captured
@@ -218,7 +218,7 @@ def test_the_plan_is_that_of_the_usual_batch_and_not_of_the_last_one() -> None:
 
 
 @pytest.mark.slow
-def test_a_forward_that_keeps_changing_ends_up_in_python_and_the_plan_says_so() -> None:
+def test_plan_of_ever_changing_forward_names_recompile_limit() -> None:
     class Counts(TwoGraphs):
         def __init__(self) -> None:
             super().__init__()
@@ -240,7 +240,7 @@ def test_a_forward_that_keeps_changing_ends_up_in_python_and_the_plan_says_so() 
     assert "keeps changing" in str(pool.plan.refused)
 
 
-def test_a_refusal_names_the_model_and_where_it_was_offloaded(
+def test_refusal_names_the_model_and_its_offload_call(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     case = Case("", SwitchesInferenceMode, CASES[5].make_batch, CASES[5].loss, False)
@@ -252,7 +252,7 @@ def test_a_refusal_names_the_model_and_where_it_was_offloaded(
     assert f" of SwitchesInferenceMode, offloaded at {Path(__file__).name}:{line}, " in warning
 
 
-def test_that_workers_go_on_for_a_model_that_a_copy_replaced_is_said_once(
+def test_offloaded_model_replaced_by_copy_warns_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     case = CASES[0]

@@ -23,7 +23,7 @@ from penstock.graph.sizes import REMEMBERED_MAKERS, REMEMBERED_SIZES
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.usefixtures("on_one_thread", "forgets_programs"),
+    pytest.mark.usefixtures("on_one_thread", "cleared_script_programs"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning"),
     pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),
 ]
@@ -32,7 +32,7 @@ CASE_OF = {case.name: case for case in CASES}
 
 
 @pytest.fixture
-def forgets_programs() -> Iterator[None]:
+def cleared_script_programs() -> Iterator[None]:
     """Scripted modules of one class share their programs, and with them the run counts."""
     torch._C._jit_clear_class_registry()
     torch.jit._recursive.concrete_type_store = torch.jit._recursive.ConcreteTypeStore()
@@ -83,7 +83,7 @@ def loss_of(model: Any, batch: Any) -> torch.Tensor:
     return model(batch).square().mean()
 
 
-def lives(
+def train_plain_and_cut(
     make: Callable[[], Any], batches: list[Any], loss: Callable[..., torch.Tensor] = loss_of
 ) -> tuple[Any, InProcessPool]:
     """Trains twice, the second time with a cut, which must make no difference.
@@ -115,18 +115,18 @@ BATCHES = [rows_of(10, seed) for seed in range(SETTLED_RUNS + 6)]
 
 @pytest.mark.parametrize("make_model", [Rows, Branches])
 @pytest.mark.parametrize("make", [scripted, traced])
-def test_a_script_module_is_cut_and_trains_as_before(
+def test_cut_script_module_matches_uncut_training(
     make: Callable[..., Any], make_model: Callable[[], nn.Module]
 ) -> None:
-    model, pool = lives(lambda: make(make_model), BATCHES)
+    model, pool = train_plain_and_cut(lambda: make(make_model), BATCHES)
     assert pool.plan is not None and pool.plan.moved and used_count(model) >= 4
 
 
 @pytest.mark.parametrize("name", ["resnet", "in_place", "wide_and_deep", "log_mel", "transformer"])
-def test_scripted_models_of_every_style_train_as_before(name: str) -> None:
+def test_cut_scripted_model_styles_match_uncut_training(name: str) -> None:
     case = CASE_OF[name]
     batches = [case.make_batch(seed % 6) for seed in range(SETTLED_RUNS + 4)]
-    model, pool = lives(lambda: scripted(case.make_model), batches, case.loss)
+    model, pool = train_plain_and_cut(lambda: scripted(case.make_model), batches, case.loss)
     assert pool.plan is not None and pool.plan.moved and used_count(model) >= 2
 
 
@@ -179,18 +179,16 @@ IMAGES = [images_of(4, seed) for seed in range(SETTLED_RUNS + 6)]
         (ResizesByFactors, ["permute", "to", "upsample_nearest2d", "mul", "sub"]),
     ],
 )
-def test_a_scripted_interpolate_moves(
-    make_model: Callable[[], nn.Module], moved: list[str]
-) -> None:
-    _, pool = lives(lambda: scripted(make_model), IMAGES)
+def test_scripted_interpolate_moves(make_model: Callable[[], nn.Module], moved: list[str]) -> None:
+    _, pool = train_plain_and_cut(lambda: scripted(make_model), IMAGES)
     assert pool.plan is not None and pool.plan.refused is None
     names = [call.operator.split(" at ")[0].removeprefix("aten::") for call in pool.plan.moved]
     assert [name for name in names if name in moved] == moved, names
 
 
-def test_dimensions_that_follow_from_a_size_decide_no_branch() -> None:
+def test_scripted_squeeze_matches_for_batches_of_one() -> None:
     batches = [*IMAGES[:-2], images_of(1, 1), images_of(4, 1)]
-    model, pool = lives(lambda: scripted(Squeezes), batches)
+    model, pool = train_plain_and_cut(lambda: scripted(Squeezes), batches)
     assert pool.plan is not None and pool.plan.refused is None and used_count(model)
 
 
@@ -205,7 +203,7 @@ class TwoViews(Rows):
 
 
 @pytest.mark.parametrize("make", [scripted, fresh])
-def test_a_write_to_a_result_is_seen_in_the_results_that_share_its_memory(
+def test_writes_to_aliased_script_results_match_uncut(
     make: Callable[..., Any],
 ) -> None:
     pair = [make(TwoViews), offload(make(TwoViews), pool := InProcessPool([]), cut="maximal")]
@@ -223,7 +221,7 @@ def test_a_write_to_a_result_is_seen_in_the_results_that_share_its_memory(
     assert pool.plan is not None and "log1p" in str(pool.plan.moved)
 
 
-def test_modes_sizes_and_batches_of_others_are_right() -> None:
+def test_script_mode_size_and_foreign_batches_match_uncut() -> None:
     settle(scripted(Rows))
     make = [scripted(Rows), offload(scripted(Rows), pool := InProcessPool([]), cut="maximal")]
     for seed in range(3 * SETTLED_RUNS + 8):
@@ -240,7 +238,7 @@ def test_modes_sizes_and_batches_of_others_are_right() -> None:
     assert used_count(make[1]) > 4
 
 
-def test_a_buffer_that_changes_is_noticed() -> None:
+def test_script_buffer_change_takes_effect() -> None:
     pair = [scripted(Rows), offload(scripted(Rows), pool := InProcessPool([]), cut="maximal")]
     for seed in range(SETTLED_RUNS + 12):
         batch = rows_of(10, seed)
@@ -254,7 +252,7 @@ def test_a_buffer_that_changes_is_noticed() -> None:
     assert used_count(pair[1]) > 2
 
 
-def test_what_a_worker_gets_wrong_is_computed_by_the_trainer(
+def test_wrong_worker_results_are_recomputed_by_the_trainer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     pair = [scripted(Rows), offload(scripted(Rows), pool := InProcessPool([]), cut="maximal")]
@@ -268,11 +266,11 @@ def test_what_a_worker_gets_wrong_is_computed_by_the_trainer(
     assert any("differs from the trainer's own" in message for message in warnings_of(caplog))
 
 
-def test_what_is_remembered_of_workers_and_of_refused_sizes_is_bounded(
+def test_remembered_makers_and_refused_sizes_are_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Neither had a bound."""
-    model, pool = lives(lambda: scripted(Rows), BATCHES)
+    model, pool = train_plain_and_cut(lambda: scripted(Rows), BATCHES)
     cut = model.__dict__["forward"]._cuts[-1]
     cut.makers.update(range(REMEMBERED_MAKERS))
     pool.maker = REMEMBERED_MAKERS
@@ -286,7 +284,7 @@ def test_what_is_remembered_of_workers_and_of_refused_sizes_is_bounded(
     assert sizes == ((6, 20),)
 
 
-def test_state_copies_and_files_are_the_modules_own() -> None:
+def test_state_dict_copies_and_files_are_those_of_the_module() -> None:
     model = scripted(Rows)
     names, former = list(model.state_dict()), model.forward
     pool = InProcessPool([])
@@ -306,7 +304,7 @@ def test_state_copies_and_files_are_the_modules_own() -> None:
     assert model.forward is former
 
 
-def test_a_script_function_is_cut() -> None:
+def test_cut_script_function_matches_uncut() -> None:
     weight = torch.randn(20, 2, requires_grad=True)
 
     @torch.jit.script
@@ -339,7 +337,7 @@ class TakesADict(nn.Module):
         return self.net(batch["x"].abs())
 
 
-def test_batches_in_a_dict_are_refused_with_the_reason() -> None:
+def test_script_model_taking_a_dict_is_refused_with_reason() -> None:
     pool = InProcessPool([{"x": torch.randn(4, 6)}])
     model = offload(torch.jit.script(TakesADict()), pool)
     for batch in pool:

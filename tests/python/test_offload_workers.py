@@ -61,7 +61,7 @@ def _one_thread() -> Iterator[None]:
 @pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_two_epochs_through_worker_processes_are_bit_identical(case: Case) -> None:
+def test_cut_in_worker_processes_is_bit_identical(case: Case) -> None:
     reference_model = fresh(case.make_model)
     arguments: dict[str, Any] = {"batch_size": None, "num_workers": 2, "persistent_workers": True}
     reference = torch.utils.data.DataLoader(Batches(case), **arguments)
@@ -91,7 +91,7 @@ def traced(case: Case) -> Any:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("make", [compiled, traced])
-def test_compiled_and_traced_models_are_cut_through_worker_processes(make: Any) -> None:
+def test_compiled_and_traced_models_are_cut_in_worker_processes(make: Any) -> None:
     case = CASES[0]
     arguments: dict[str, Any] = {"batch_size": None, "num_workers": 2, "persistent_workers": True}
     model = make(case)
@@ -108,7 +108,7 @@ def test_compiled_and_traced_models_are_cut_through_worker_processes(make: Any) 
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_model_of_several_graphs_through_worker_processes(method: str) -> None:
+def test_model_of_several_graphs_is_cut_in_worker_processes(method: str) -> None:
     case = Case("", ThreeGraphsAndABranch, rows, CASES[5].loss, True)
     arguments: dict[str, Any] = {
         "batch_size": None,
@@ -140,7 +140,7 @@ def carries_boundary_tensors(loader: DataLoader[Any]) -> bool:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_collated_batches_and_a_small_last_one() -> None:
+def test_collated_batches_and_small_last_batch_match_uncut() -> None:
     case = CASES[0]
     arguments: dict[str, Any] = {"batch_size": 6, "shuffle": True, "num_workers": 2}
     reference_model = fresh(case.make_model)
@@ -154,7 +154,7 @@ def test_collated_batches_and_a_small_last_one() -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_workers_that_come_in_the_middle_of_an_epoch_run_the_prefix_too() -> None:
+def test_workers_added_mid_epoch_run_the_prefix() -> None:
     case = CASES[0]
     arguments: dict[str, Any] = {"batch_size": 6, "shuffle": True, "seeding": "batch"}
     reference_model = fresh(case.make_model)
@@ -172,7 +172,7 @@ def test_workers_that_come_in_the_middle_of_an_epoch_run_the_prefix_too() -> Non
 
 
 @pytest.mark.slow
-def test_first_batch_of_each_worker_is_compared_and_no_other(
+def test_only_the_first_batch_of_each_worker_is_compared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     compared: Counter[int] = Counter()
@@ -215,7 +215,7 @@ class Power(torch.nn.Module):
 
 
 @pytest.mark.slow
-def test_prefix_in_fresh_workers_flushes_denormals_as_the_trainer_does() -> None:
+def test_spawned_workers_flush_denormals_like_the_trainer() -> None:
     """The first batches were equal, and the losses of the quiet ones were not torch's."""
     loss = CASES[5].loss
 
@@ -242,7 +242,7 @@ def test_prefix_in_fresh_workers_flushes_denormals_as_the_trainer_does() -> None
 
 
 @pytest.mark.slow
-def test_moved_operators_do_not_run_in_the_trainer_and_the_batch_was_not_read() -> None:
+def test_trainer_does_not_run_operators_moved_to_workers() -> None:
     case = CASES[0]
     loader: DataLoader[Any] = DataLoader(
         Batches(case), batch_size=None, num_workers=2, persistent_workers=True
@@ -261,7 +261,7 @@ def test_moved_operators_do_not_run_in_the_trainer_and_the_batch_was_not_read() 
 
 
 @pytest.mark.slow
-def test_an_operator_that_fails_in_a_worker_fails_in_the_trainer_as_without_a_cut() -> None:
+def test_operator_error_in_worker_is_raised_in_the_trainer() -> None:
     class Classes(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -290,7 +290,7 @@ def test_an_operator_that_fails_in_a_worker_fails_in_the_trainer_as_without_a_cu
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_kernels_that_depend_on_the_number_of_threads_never_change_the_training(
+def test_thread_dependent_kernels_return_to_the_trainer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     # Observed: torch.stft of 32 waves gives other bits on 2 threads than on 1. A sum of many
@@ -328,7 +328,7 @@ def test_kernels_that_depend_on_the_number_of_threads_never_change_the_training(
 
 
 @pytest.mark.slow
-def test_a_loader_without_workers_is_refused_and_trains() -> None:
+def test_offload_is_refused_without_workers() -> None:
     case = CASES[5]
     loader: DataLoader[Any] = DataLoader(Batches(case), batch_size=None)
     model = offload(fresh(case.make_model), loader)

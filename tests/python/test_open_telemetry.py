@@ -75,7 +75,7 @@ def points(reader: InMemoryMetricReader) -> dict[str, dict[Any, float]]:
     return found
 
 
-def test_metrics_are_the_ledger_of_the_steps(
+def test_metrics_match_the_step_time_breakdown(
     spans: tuple[TracerProvider, InMemorySpanExporter],
     metrics: tuple[MeterProvider, InMemoryMetricReader],
 ) -> None:
@@ -114,7 +114,7 @@ def by_loader(reader: InMemoryMetricReader, metric_name: str) -> dict[str, float
     }
 
 
-def test_two_loaders_of_one_class_are_two_series(
+def test_loaders_of_one_dataset_class_are_separate_series(
     metrics: tuple[MeterProvider, InMemoryMetricReader],
 ) -> None:
     train, validation = make_loader(), make_loader()
@@ -123,7 +123,7 @@ def test_two_loaders_of_one_class_are_two_series(
     assert by_loader(metrics[1], "penstock.batches") == {"Rows": 20, "Rows 2": 1}
 
 
-def test_a_loader_that_is_gone_is_told_of_once_more(
+def test_deleted_loader_is_reported_once_more(
     metrics: tuple[MeterProvider, InMemoryMetricReader],
 ) -> None:
     train = make_loader()
@@ -138,7 +138,7 @@ def test_a_loader_that_is_gone_is_told_of_once_more(
     assert by_loader(metrics[1], "penstock.batches") == {"Rows": 10}
 
 
-def test_metrics_begun_again_are_told_and_two_at_a_time_count_once(
+def test_restarted_and_nested_exports_count_batches_once(
     metrics: tuple[MeterProvider, InMemoryMetricReader],
 ) -> None:
     """There were no metrics after the second call: a meter keeps the first one's callbacks."""
@@ -150,7 +150,7 @@ def test_metrics_begun_again_are_told_and_two_at_a_time_count_once(
     assert by_loader(metrics[1], "penstock.batches") == {"Rows": 20}
 
 
-def test_what_was_ended_is_not_kept(metrics: tuple[MeterProvider, InMemoryMetricReader]) -> None:
+def test_ended_export_is_freed(metrics: tuple[MeterProvider, InMemoryMetricReader]) -> None:
     ended = penstock.to_opentelemetry(meter_provider=metrics[0], spans=False)
     ended.end()
     ended.end()
@@ -160,7 +160,7 @@ def test_what_was_ended_is_not_kept(metrics: tuple[MeterProvider, InMemoryMetric
     assert gone() is None
 
 
-def test_each_batch_is_a_span_with_its_stages_under_the_programs_own(
+def test_batch_spans_are_children_of_the_current_span(
     spans: tuple[TracerProvider, InMemorySpanExporter],
     metrics: tuple[MeterProvider, InMemoryMetricReader],
 ) -> None:
@@ -218,7 +218,7 @@ class Collector(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None: ...
 
 
-def test_an_endpoint_of_otlp_gets_spans_and_metrics() -> None:
+def test_otlp_endpoint_receives_spans_and_metrics() -> None:
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
     from opentelemetry.exporter.otlp.proto.http import Compression
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
@@ -273,7 +273,7 @@ def test_an_endpoint_of_otlp_gets_spans_and_metrics() -> None:
 
 
 @pytest.mark.long
-def test_without_the_package_it_says_what_to_install() -> None:
+def test_missing_opentelemetry_error_names_the_extra() -> None:
     program = (
         "import sys; sys.modules['opentelemetry'] = None\n"
         "import penstock\n"

@@ -22,7 +22,7 @@ CALLS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("args", "kwargs"), CALLS)
-def test_what_is_taken_apart_is_put_together_again(
+def test_flattened_call_is_reassembled_unchanged(
     args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     operands, form = flatten_call(args, kwargs)

@@ -87,9 +87,7 @@ def run(arguments: list[str], folder: Path, environment: dict[str, str], code: i
 
 
 @pytest.mark.parametrize("way", ["file", "module", "text"])
-def test_a_program_has_the_modules_beside_it_and_what_it_imported_from_elsewhere(
-    tmp_path: Path, way: str
-) -> None:
+def test_packed_code_is_program_folder_and_imported_modules(tmp_path: Path, way: str) -> None:
     program = write_tree(
         tmp_path / "program",
         {
@@ -123,7 +121,7 @@ def test_a_program_has_the_modules_beside_it_and_what_it_imported_from_elsewhere
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no safe path")
-def test_a_folder_that_the_program_does_not_import_from_stays_at_home(tmp_path: Path) -> None:
+def test_program_folder_is_not_packed_under_safe_path(tmp_path: Path) -> None:
     program = write_tree(tmp_path / "program", {"train.py": FOLDERS, "lazily.py": ""})
     elsewhere = write_tree(
         tmp_path / "elsewhere",
@@ -135,7 +133,7 @@ def test_a_folder_that_the_program_does_not_import_from_stays_at_home(tmp_path: 
     assert folders == [[str(elsewhere), ["known_elsewhere", "pkg"]]]
 
 
-def test_of_a_folder_with_too_much_only_what_is_imported_travels(tmp_path: Path) -> None:
+def test_only_imported_modules_of_too_large_folder_are_packed(tmp_path: Path) -> None:
     program = write_tree(
         tmp_path,
         {
@@ -163,7 +161,7 @@ def test_of_a_folder_with_too_much_only_what_is_imported_travels(tmp_path: Path)
 
 
 @pytest.mark.long
-def test_a_script_with_modules_beside_it_runs_as_it_is(pool: PoolProcesses, tmp_path: Path) -> None:
+def test_script_with_sibling_modules_runs_on_a_pool(pool: PoolProcesses, tmp_path: Path) -> None:
     """No worker could run the job: "No module named 'beside'"."""
     program = write_tree(
         tmp_path / "program",
@@ -185,9 +183,7 @@ def test_a_script_with_modules_beside_it_runs_as_it_is(pool: PoolProcesses, tmp_
 
 
 @pytest.mark.long
-def test_code_that_is_named_travels_beside_the_programs_own(
-    pool: PoolProcesses, tmp_path: Path
-) -> None:
+def test_code_option_adds_modules_to_packed_code(pool: PoolProcesses, tmp_path: Path) -> None:
     beside = BESIDE.replace("from helper import times_two\n", "").replace(
         "        from package", "        from helper import times_two\n        from package"
     )

@@ -50,7 +50,7 @@ class Numbered(Dataset[torch.Tensor]):
         return torch.full((16_384,), float(index))
 
 
-def beside(pool: PoolProcesses, dataset: Any, **options: Any) -> DataLoader[Any]:
+def loader_with_own_worker(pool: PoolProcesses, dataset: Any, **options: Any) -> DataLoader[Any]:
     return DataLoader(
         dataset, pool=Pool(pool.endpoint, code_paths=[CODE]), num_workers=1, timeout=60, **options
     )
@@ -84,53 +84,57 @@ def numbers_of(batch: torch.Tensor) -> list[float]:
     return [float(number) for number in batch[:, 0]]
 
 
-def test_batches_are_delivered_where_the_worker_wrote_them(pool: PoolProcesses) -> None:
+def test_own_worker_batches_are_shared_memory(pool: PoolProcesses) -> None:
     found = []
-    for batch in beside(pool, Numbered(64), batch_size=4):
+    for batch in loader_with_own_worker(pool, Numbered(64), batch_size=4):
         (pid,) = own_pids()
         assert is_shared_with(batch, pid)
         found += numbers_of(batch)
     assert found == list(range(64))
 
 
-def test_they_are_torchs_batches(pool: PoolProcesses) -> None:
+def test_own_workers_of_pool_loader_match_local_loader(pool: PoolProcesses) -> None:
     dataset = Augmented(60)
     alone = DataLoader(dataset, batch_size=4, shuffle=True, seeding="batch")
     torch.manual_seed(3)
     expected = [digests(alone) for _ in range(2)]
-    loader = beside(pool, dataset, batch_size=4, shuffle=True, persistent_workers=True)
+    loader = loader_with_own_worker(
+        pool, dataset, batch_size=4, shuffle=True, persistent_workers=True
+    )
     torch.manual_seed(3)
     assert [digests(loader) for _ in range(2)] == expected
 
 
-def test_workers_of_an_older_fork_server_have_the_keys_of_the_trainer(pool: PoolProcesses) -> None:
+def test_forkserver_workers_get_the_keys_of_the_trainer(pool: PoolProcesses) -> None:
     """The fork server's environment is older than the test's XDG_RUNTIME_DIR."""
-    loader = beside(pool, Numbered(8), batch_size=2, multiprocessing_context="forkserver")
+    loader = loader_with_own_worker(
+        pool, Numbered(8), batch_size=2, multiprocessing_context="forkserver"
+    )
     assert [numbers_of(batch) for batch in loader] == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
 @pytest.mark.long
-def test_batches_that_the_user_keeps_stay_as_they_are(pool: PoolProcesses) -> None:
-    kept = list(beside(pool, Numbered(200), batch_size=2))
+def test_kept_batches_are_not_overwritten(pool: PoolProcesses) -> None:
+    kept = list(loader_with_own_worker(pool, Numbered(200), batch_size=2))
     assert [numbers_of(batch) for batch in kept] == [[i, i + 1.0] for i in range(0, 200, 2)]
     kept[0].fill_(-1.0)
     assert numbers_of(kept[1]) == [2.0, 3.0]
 
 
 @pytest.mark.long
-def test_batches_of_all_sizes_come_as_they_are(pool: PoolProcesses) -> None:
+def test_batches_of_any_size_arrive_unchanged(pool: PoolProcesses) -> None:
     """From none at all to more than two slabs hold."""
     sizes = [1, 5_000_000, 0, 300, 40_000_000, 7, 1_000_000, 1]
     dataset = [torch.full((size,), size % 251, dtype=torch.uint8) for size in sizes]
-    found = list(beside(pool, dataset, batch_size=None))
+    found = list(loader_with_own_worker(pool, dataset, batch_size=None))
     for tensor, size in zip(found, sizes, strict=True):
         assert torch.equal(tensor, torch.full((size,), size % 251, dtype=torch.uint8))
 
 
 @pytest.mark.long
-def test_a_worker_that_stood_still_gives_the_same_batches(pool: PoolProcesses) -> None:
+def test_stopped_worker_continues_the_stream(pool: PoolProcesses) -> None:
     """The trainer opens a new connection to it. Answers on the old one are sent again."""
-    loader = beside(pool, Numbered(120), batch_size=2, prefetch_factor=4)
+    loader = loader_with_own_worker(pool, Numbered(120), batch_size=2, prefetch_factor=4)
     found = []
     for count, batch in enumerate(loader):
         if count in (5, 20):
@@ -143,9 +147,9 @@ def test_a_worker_that_stood_still_gives_the_same_batches(pool: PoolProcesses) -
 
 
 @pytest.mark.long
-def test_a_trainer_that_stood_still_gets_the_same_batches(pool: PoolProcesses) -> None:
+def test_stopped_trainer_continues_the_stream(pool: PoolProcesses) -> None:
     """Its worker has given it up, and batches that were handed over are requested again."""
-    loader = beside(pool, Numbered(120), batch_size=2, prefetch_factor=4)
+    loader = loader_with_own_worker(pool, Numbered(120), batch_size=2, prefetch_factor=4)
     batches = iter(loader)
     found = numbers_of(next(batches))
     sleeper = os.fork()
@@ -161,8 +165,8 @@ def test_a_trainer_that_stood_still_gets_the_same_batches(pool: PoolProcesses) -
     assert found == list(range(120))
 
 
-def test_a_killed_worker_loses_nothing_of_what_was_delivered(pool: PoolProcesses) -> None:
-    batches = iter(beside(pool, Numbered(64), batch_size=2))
+def test_batch_survives_the_kill_of_its_worker(pool: PoolProcesses) -> None:
+    batches = iter(loader_with_own_worker(pool, Numbered(64), batch_size=2))
     first = next(batches)
     for pid in own_pids():
         os.kill(pid, signal.SIGKILL)
@@ -175,8 +179,8 @@ def test_a_killed_worker_loses_nothing_of_what_was_delivered(pool: PoolProcesses
 
 
 @pytest.mark.long
-def test_a_child_that_was_forked_reads_what_its_parent_held(pool: PoolProcesses) -> None:
-    loader = beside(pool, Numbered(200), batch_size=2)
+def test_forked_child_reads_batch_held_by_parent(pool: PoolProcesses) -> None:
+    loader = loader_with_own_worker(pool, Numbered(200), batch_size=2)
     batches = iter(loader)
     held = next(batches)
     reader, writer = os.pipe()
@@ -194,9 +198,9 @@ def test_a_child_that_was_forked_reads_what_its_parent_held(pool: PoolProcesses)
 
 
 @pytest.mark.long
-def test_nothing_stays_mapped(pool: PoolProcesses) -> None:
+def test_no_arena_stays_mapped_after_the_loader(pool: PoolProcesses) -> None:
     before = len(process_traces.arena_mappings())
-    loader = beside(pool, Numbered(40), batch_size=2)
+    loader = loader_with_own_worker(pool, Numbered(40), batch_size=2)
     for batch in loader:
         del batch
     del loader
@@ -204,9 +208,9 @@ def test_nothing_stays_mapped(pool: PoolProcesses) -> None:
     assert len(process_traces.arena_mappings()) == before
 
 
-def test_the_pools_workers_and_the_own_ones_serve_one_stream(pool: PoolProcesses) -> None:
+def test_pool_and_own_workers_serve_one_stream(pool: PoolProcesses) -> None:
     pool.start_worker()
-    loader = beside(pool, Numbered(400), batch_size=2)
+    loader = loader_with_own_worker(pool, Numbered(400), batch_size=2)
     ways = set()
     found = []
     for batch in loader:
@@ -218,7 +222,7 @@ def test_the_pools_workers_and_the_own_ones_serve_one_stream(pool: PoolProcesses
 
 
 @pytest.mark.long
-def test_a_cut_runs_in_own_workers(pool: PoolProcesses) -> None:
+def test_cut_runs_in_own_workers(pool: PoolProcesses) -> None:
     class Model(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -230,7 +234,7 @@ def test_a_cut_runs_in_own_workers(pool: PoolProcesses) -> None:
     torch.manual_seed(0)
     model = Model()
     expected = [model(batch) for batch in TorchDataLoader(Numbered(24), batch_size=2)]
-    loader = beside(pool, Numbered(24), batch_size=2)
+    loader = loader_with_own_worker(pool, Numbered(24), batch_size=2)
     offloaded = penstock.offload(model, loader, cut="maximal")
     found = [offloaded(batch) for batch in loader]
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))

@@ -56,7 +56,7 @@ def pages_with(what: str) -> list[Path]:
     return [page for page in pages() if found(page)]
 
 
-def test_few_fences_are_not_run() -> None:
+def test_fences_not_run_are_few_and_have_reasons() -> None:
     reasons = [one.reason_not_run for page in pages() for one in snippets_of(page)]
     kept = [reason for reason in reasons if reason is not None]
     assert all(len(reason.split()) >= 3 for reason in kept), kept
@@ -66,7 +66,7 @@ def test_few_fences_are_not_run() -> None:
 @pytest.mark.slow
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("page", pages_with("python"), ids=named)
-def test_python_runs(page: Path, tmp_path: Path) -> None:
+def test_python_snippets_of_page_run(page: Path, tmp_path: Path) -> None:
     program = program_of(snippets_of(page), PRELUDE)
     assert program is not None
     (tmp_path / "page.py").write_text(program)
@@ -106,7 +106,7 @@ def running_in(folder: Path) -> list[str]:
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("page", pages_with("run"), ids=named)
-def test_commands_run(page: Path, tmp_path: Path) -> None:
+def test_commands_of_page_run(page: Path, tmp_path: Path) -> None:
     check_commands(page, "run", tmp_path)
 
 
@@ -114,7 +114,9 @@ def test_commands_run(page: Path, tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("page", pages_with("run on slurm"), ids=named)
-def test_commands_run_on_slurm(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_of_page_run_on_slurm(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = SlurmCluster(tmp_path / "slurm")
     try:
         for name, value in cluster.environment.items():
@@ -129,7 +131,9 @@ def test_commands_run_on_slurm(page: Path, tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("page", pages_with("run on ray"), ids=named)
-def test_commands_run_on_ray(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_of_page_run_on_ray(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     program = [sys.executable, str(Path(__file__).with_name("ray_cluster.py"))]
     with subprocess.Popen(
@@ -146,7 +150,7 @@ def test_commands_run_on_ray(page: Path, tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("page", pages_with("cpp"), ids=named)
-def test_cpp_compiles(page: Path, tmp_path: Path) -> None:
+def test_cpp_snippets_of_page_compile(page: Path, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     program = cpp_of(snippets_of(page))
@@ -167,7 +171,7 @@ def test_cpp_compiles(page: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", pages(), ids=named)
-def test_commands_have_the_options_that_they_are_given(page: Path) -> None:
+def test_commands_in_pages_use_existing_options(page: Path) -> None:
     faults = []
     for command in [*fenced_commands(page), *INLINE.findall(page.read_text(encoding="utf-8"))]:
         for call in penstock_arguments(command.replace("...", "")):
@@ -181,13 +185,13 @@ def fenced_commands(page: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", pages(), ids=named)
-def test_json_is_json(page: Path) -> None:
+def test_json_snippets_of_page_parse(page: Path) -> None:
     for one in snippets_of(page):
         if one.language == "json":
             json.loads(one.code)
 
 
-def test_the_cmake_of_the_page_is_the_examples() -> None:
+def test_cmake_snippets_match_the_minimal_example() -> None:
     blocks = [one.code for page in pages() for one in snippets_of(page) if one.language == "cmake"]
     example = (ROOT / "examples" / "cpp" / "minimal" / "CMakeLists.txt").read_text()
     assert blocks and all(block == example for block in blocks)
@@ -269,7 +273,7 @@ def page_of(tmp_path: Path, text: str) -> Path:
     return page
 
 
-def test_a_program_has_the_line_numbers_of_its_page(tmp_path: Path) -> None:
+def test_program_keeps_the_line_numbers_of_its_page(tmp_path: Path) -> None:
     page = page_of(tmp_path, "# Title\n\ntext\n\n```python\none()\n```\n\n```python\ntwo()\n```\n")
     program = program_of(snippets_of(page), "begin()")
     assert program is not None
@@ -277,13 +281,13 @@ def test_a_program_has_the_line_numbers_of_its_page(tmp_path: Path) -> None:
     assert (lines[0], lines[5], lines[9]) == ("begin()", "one()", "two()")
 
 
-def test_a_mark_that_is_not_known_is_refused(tmp_path: Path) -> None:
+def test_unknown_snippet_mark_is_rejected(tmp_path: Path) -> None:
     page = page_of(tmp_path, "<!-- snippet: perhaps -->\n```python\none()\n```\n")
     with pytest.raises(ValueError, match="there is no mark 'perhaps'"):
         snippets_of(page)
 
 
-def test_a_mark_belongs_to_the_fence_behind_it(tmp_path: Path) -> None:
+def test_snippet_mark_without_a_fence_is_rejected(tmp_path: Path) -> None:
     page = page_of(tmp_path, "<!-- snippet: run -->\ntext\n")
     with pytest.raises(ValueError, match="a fence is expected"):
         snippets_of(page)
@@ -298,12 +302,12 @@ def test_a_mark_belongs_to_the_fence_behind_it(tmp_path: Path) -> None:
         ("torchrun --no-python penstock up --engin ray", "there is no --engin"),
     ],
 )
-def test_a_wrong_call_of_a_command_is_found(command: str, fault: str) -> None:
+def test_wrong_option_or_command_is_found(command: str, fault: str) -> None:
     found = [one for call in penstock_arguments(command) for one in faults_of(call)]
     assert any(fault in one for one in found), found
 
 
-def test_a_snippet_of_cpp_is_a_function() -> None:
+def test_cpp_snippet_is_wrapped_in_a_function() -> None:
     snippets = [
         Snippet("cpp", "int there = 1;\n", 1, is_hidden=True),
         Snippet("cpp", "#include <vector>\nfor (;;) { ... }\n", 5),

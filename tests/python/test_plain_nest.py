@@ -108,11 +108,11 @@ def assert_same(a: Any, b: Any) -> None:
     ],
     ids=lambda value: repr(value)[:20],
 )
-def test_values_come_back(value: object) -> None:
+def test_values_round_trip(value: object) -> None:
     assert_same(round_trip(value), value)
 
 
-def test_nan_and_minus_zero_come_back_to_the_bit() -> None:
+def test_nan_and_minus_zero_round_trip() -> None:
     assert str(round_trip([float("nan"), -0.0])) == "[nan, -0.0]"
 
 
@@ -134,7 +134,7 @@ def filled(dtype: Any, shape: tuple[int, ...]) -> Any:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_arrays_of_every_plain_dtype_come_back(dtype: Any) -> None:
+def test_arrays_of_every_plain_dtype_round_trip(dtype: Any) -> None:
     for shape in SHAPES:
         array = filled(dtype, shape)
         again = round_trip(array)
@@ -144,7 +144,7 @@ def test_arrays_of_every_plain_dtype_come_back(dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f4", ">f4", "U5"])
-def test_arrays_in_any_layout_come_back(dtype: str) -> None:
+def test_arrays_in_any_layout_round_trip(dtype: str) -> None:
     whole = filled(dtype, (6, 8, 4))
     read_only = whole.copy()
     read_only.flags.writeable = False
@@ -166,12 +166,12 @@ def test_arrays_in_any_layout_come_back(dtype: str) -> None:
         assert again.tobytes() == array.tobytes()
 
 
-def test_a_fortran_array_stays_one() -> None:
+def test_fortran_order_is_preserved() -> None:
     for dtype in ("f4", "U5"):
         assert round_trip(np.asfortranarray(filled(dtype, (3, 4)))).flags.f_contiguous
 
 
-def test_a_slice_sends_its_own_elements_alone() -> None:
+def test_slice_sends_only_its_own_elements() -> None:
     secret = np.zeros((1000, 1000))
     assert len(_C.encode_value(secret[::500, ::500])) < 1000
 
@@ -195,14 +195,14 @@ def test_a_slice_sends_its_own_elements_alone() -> None:
     ],
     ids=lambda scalar: f"{type(scalar).__name__}-{scalar!s:.8}",
 )
-def test_numpy_scalars_come_back(scalar: np.generic) -> None:
+def test_numpy_scalars_round_trip(scalar: np.generic) -> None:
     again = round_trip({"a": scalar})["a"]
     assert type(again) is type(scalar)
     assert again.dtype == scalar.dtype and again.tobytes() == scalar.tobytes()
     assert str(again) == str(scalar)
 
 
-def test_a_numpy_scalar_can_be_a_key() -> None:
+def test_numpy_scalar_key_round_trips() -> None:
     assert round_trip({np.int64(3): "three"}) == {3: "three"}
 
 
@@ -210,7 +210,7 @@ def test_a_numpy_scalar_can_be_a_key() -> None:
     "dtype",
     [torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.uint16, torch.float8_e4m3fn],
 )
-def test_tensors_come_back(dtype: torch.dtype) -> None:
+def test_tensors_round_trip(dtype: torch.dtype) -> None:
     for shape in ((), (3,), (0, 2), (2, 3)):
         tensor = torch.arange(int(np.prod(shape))).reshape(shape).to(dtype)
         assert_same(round_trip([tensor])[0], tensor)
@@ -218,7 +218,7 @@ def test_tensors_come_back(dtype: torch.dtype) -> None:
     assert torch.equal(round_trip(strided), strided)
 
 
-def test_a_tensor_or_array_in_two_places_is_sent_once_and_shares_its_memory() -> None:
+def test_repeated_tensor_is_sent_once_and_shares_memory() -> None:
     tensor, array, text = torch.zeros(1000), np.zeros(1000), np.array(["a"] * 1000)
     assert len(_C.encode_value([tensor] * 3 + [array] * 3 + [text] * 3)) < 17_000
     first, _, second = round_trip([tensor] * 3)
@@ -230,13 +230,13 @@ def test_a_tensor_or_array_in_two_places_is_sent_once_and_shares_its_memory() ->
         assert first[1] == second[0] == first[0]
 
 
-def test_a_container_in_two_places_is_written_twice() -> None:
+def test_repeated_container_is_sent_twice() -> None:
     inner = [1]
     first, second = round_trip([inner, inner])
     assert first == second == [1] and first is not second
 
 
-def test_an_array_keeps_the_memory_of_its_batch_alive() -> None:
+def test_array_keeps_batch_memory_alive() -> None:
     arrays = [
         round_trip(filled(dtype, (1000,))) for dtype in ("f8", "U5", ">f8") for _ in range(20)
     ]
@@ -244,7 +244,7 @@ def test_an_array_keeps_the_memory_of_its_batch_alive() -> None:
         assert array.tobytes() == filled(array.dtype, (1000,)).tobytes()
 
 
-def test_states_of_generators_come_back() -> None:
+def test_generator_states_round_trip() -> None:
     generator = torch.Generator().manual_seed(3)
     numpy_generator = np.random.default_rng(4)  # its state has integers of 128 bits
     own = random.Random(5)
@@ -339,13 +339,13 @@ ADVICE = (
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
 )
-def test_what_cannot_be_sent_is_named_with_its_place(value: object, seen: str) -> None:
+def test_unsupported_value_error_names_its_path(value: object, seen: str) -> None:
     message = refusal({"meta": [1, 2, (value,)]})
     assert message.startswith(f"batch['meta'][2][0] is {seen}")
     assert message.endswith(ADVICE)
 
 
-def test_the_place_of_a_field_a_key_and_the_whole_are_named() -> None:
+def test_error_paths_cover_fields_keys_and_root() -> None:
     assert refusal(Point(1, [set()])).startswith("batch.y[0] is a set,")
     assert refusal({("a", frozenset()): 1}).startswith("a key in batch[('a', frozenset())][1] is a")
     assert refusal({1}, "state").startswith("state is a set,")
@@ -354,11 +354,11 @@ def test_the_place_of_a_field_a_key_and_the_whole_are_named() -> None:
 
 
 @pytest.mark.parametrize("key", [torch.zeros(1), Point(1, 2), (Point(1, 2),)])
-def test_tensors_and_named_tuples_are_no_keys(key: object) -> None:
+def test_tensor_and_named_tuple_keys_are_rejected(key: object) -> None:
     assert " as a key, which" in refusal({key: 1})
 
 
-def test_a_container_inside_itself_is_refused() -> None:
+def test_self_containing_container_is_rejected() -> None:
     loop: list[Any] = [1]
     loop.append({"again": loop})
     assert refusal(loop).startswith("batch[1]['again'] is a list that contains itself, which")
@@ -374,7 +374,7 @@ def nested(levels: int) -> Any:
     return value
 
 
-def test_nests_as_deep_as_the_reader_takes_them_come_back_and_no_deeper_ones_are_written() -> None:
+def test_nesting_deeper_than_64_levels_is_rejected() -> None:
     deepest = nested(63)
     assert round_trip(deepest) == deepest
     assert "nested deeper than 64 levels" in refusal(nested(64))
@@ -394,7 +394,7 @@ def of_class(module: str, name: str, count: int = 2) -> bytes:
     return _C.encode_value(cls(*range(count))).replace(stand_in.encode(), text)
 
 
-def test_a_named_tuple_of_an_imported_class_is_made() -> None:
+def test_named_tuple_of_imported_class_is_decoded() -> None:
     assert _C.decode_value(of_class(__name__, "Point")) == Point(0, 1)
     assert _C.decode_value(of_class(__name__, "Holder.Inner", 1)) == Holder.Inner(0)
 
@@ -418,14 +418,16 @@ def test_a_named_tuple_of_an_imported_class_is_made() -> None:
         ("ast", "Constant", 2, "is not a class of named tuples here"),
     ],
 )
-def test_any_other_name_makes_nothing(module: str, name: str, count: int, why: str) -> None:
+def test_name_of_no_named_tuple_class_is_rejected(
+    module: str, name: str, count: int, why: str
+) -> None:
     with pytest.raises(UnsupportedError) as caught:
         _C.decode_value(of_class(module, name, count))
     assert f"'{module}:{name}'" in str(caught.value) and why in str(caught.value)
     assert "import the module that defines it in the trainer" in str(caught.value)
 
 
-def test_nothing_that_a_name_names_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoding_runs_no_code_of_the_named_class(monkeypatch: pytest.MonkeyPatch) -> None:
     called = []
 
     class Meta(type):
@@ -471,7 +473,7 @@ def test_nothing_that_a_name_names_is_called(monkeypatch: pytest.MonkeyPatch) ->
     assert type(again) is Watched and tuple(again) == (0, 1)
 
 
-def test_a_class_with_a_finalizer_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_class_with_finalizer_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     class Finalized(Pair):
         def __del__(self) -> None:
             raise AssertionError
@@ -507,7 +509,7 @@ def read(data: bytes) -> None:
     repr(value)
 
 
-def test_every_truncation_and_every_byte_more_is_an_error() -> None:
+def test_truncated_or_extended_bytes_are_rejected() -> None:
     for data in samples():
         for length in range(len(data)):
             with pytest.raises(PenstockError):
@@ -516,7 +518,7 @@ def test_every_truncation_and_every_byte_more_is_an_error() -> None:
             _C.decode_value(data + b"\0")
 
 
-def test_every_bit_flip_is_an_error_or_a_value() -> None:
+def test_bit_flip_yields_error_or_value() -> None:
     for data in samples():
         damaged = bytearray(data)
         for bit in range(8 * len(data)):
@@ -525,7 +527,7 @@ def test_every_bit_flip_is_an_error_or_a_value() -> None:
             damaged[bit // 8] ^= 1 << bit % 8
 
 
-def test_random_damage_is_an_error_or_a_value() -> None:
+def test_random_damage_yields_error_or_value() -> None:
     rng = random.Random(SEED)
     originals = samples()
     for _ in range(4000):
@@ -553,7 +555,7 @@ def test_random_damage_is_an_error_or_a_value() -> None:
         (np.array(["z"], ">U1"), b"\0\0\0z", b"\0\x11\0\0"),
     ],
 )
-def test_a_dtype_or_text_that_does_not_fit_is_an_error(
+def test_mismatched_dtype_or_text_is_malformed(
     honest: object, wanted: bytes, claimed: bytes
 ) -> None:
     data = _C.encode_value(honest)
@@ -566,7 +568,7 @@ def test_a_dtype_or_text_that_does_not_fit_is_an_error(
         _C.decode_value(data)
 
 
-def test_a_key_that_cannot_be_hashed_is_an_error() -> None:
+def test_unhashable_key_is_rejected() -> None:
     data = _C.encode_value({(): 1})
     tuple_tag, list_tag = b"\x08\0\0\0\0", b"\x07\0\0\0\0"
     assert data.count(tuple_tag) == 1
@@ -574,20 +576,20 @@ def test_a_key_that_cannot_be_hashed_is_an_error() -> None:
         _C.decode_value(data.replace(tuple_tag, list_tag))
 
 
-def test_a_dictionary_whose_keys_have_one_hash_is_an_error() -> None:
+def test_colliding_dict_keys_are_rejected() -> None:
     """Each is compared with all earlier ones: a million such keys took the trainer hours."""
     data = _C.encode_value({number * (2**61 - 1): None for number in range(1, 200)})
     with pytest.raises(PenstockError, match="too many keys have the same hash"):
         _C.decode_value(data)
 
 
-def test_dictionaries_of_many_keys_come_back() -> None:
+def test_large_dictionaries_round_trip() -> None:
     inner = {index: str(index) for index in range(5000)}
     value = {"outer": inner, **{f"key {index}": index for index in range(5000)}}
     assert _C.decode_value(_C.encode_value(value)) == value
 
 
-def test_a_pickle_is_refused() -> None:
+def test_pickle_record_is_rejected() -> None:
     data = _C.encode_value(b"\x80\x05N.")
     length = (4).to_bytes(4, "little")
     bytes_tag, pickle_tag = b"\x06" + length + b"\x80\x05N.", b"\x0b" + length + b"\x80\x05N."

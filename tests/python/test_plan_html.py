@@ -30,7 +30,7 @@ def texts(tree: ElementTree.Element, path: str) -> list[str]:
     return ["".join(element.itertext()) for element in tree.iterfind(path)]
 
 
-def test_the_verdict_comes_first_and_each_call_has_a_row() -> None:
+def test_verdict_is_first_and_each_call_has_a_row() -> None:
     plan = Plan(
         moved=(call_of(0),),
         kept=(call_of(1, "trainer", "linear at m.py:8"), call_of(2, "both", "ones at m.py:9")),
@@ -55,7 +55,7 @@ def test_the_verdict_comes_first_and_each_call_has_a_row() -> None:
     ]
 
 
-def test_a_programs_text_is_text() -> None:
+def test_program_text_is_escaped_in_html() -> None:
     tree = tree_of(Plan(moved=(call_of(0, text=ODD),)))
     row = tree.find("details/table/tbody/tr")
     assert row is not None
@@ -68,14 +68,14 @@ def test_a_programs_text_is_text() -> None:
 
 
 @pytest.mark.parametrize(("count", "is_open"), [(OPEN_CALLS_MAX, True), (600, False)])
-def test_a_long_table_is_folded(count: int, is_open: bool) -> None:
+def test_long_table_is_collapsed(count: int, is_open: bool) -> None:
     details = tree_of(Plan(kept=tuple(call_of(i, "trainer") for i in range(count)))).find("details")
     assert details is not None
     assert ("open" in details.attrib) is is_open
     assert len([*details.iterfind("table/tbody/tr")]) == count
 
 
-def test_no_colour_is_right_for_light_or_for_dark_alone() -> None:
+def test_colours_suit_light_and_dark_themes() -> None:
     """It inherits the colour of the text, all grounds are translucent, and it fetches no
     resources."""
     plan = explain(nn.Sequential(nn.Flatten(), nn.Linear(400, 2)), torch.zeros(8, 20, 20))

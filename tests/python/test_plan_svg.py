@@ -56,9 +56,7 @@ def random_plan(chance: random.Random, call_count: int) -> Plan:
 
 
 @pytest.mark.parametrize("call_count", [1, 7, 40, 41, 200, 700])
-def test_every_call_is_in_one_group_of_its_role_and_the_picture_is_small(
-    seed: int, call_count: int
-) -> None:
+def test_every_call_is_in_one_group_and_groups_are_few(seed: int, call_count: int) -> None:
     chance = random.Random(seed)
     for _ in range(2):
         plan = random_plan(chance, call_count)
@@ -75,7 +73,7 @@ def test_every_call_is_in_one_group_of_its_role_and_the_picture_is_small(
         ElementTree.fromstring(format_svg(plan))
 
 
-def test_boxes_stand_apart_in_their_bands_and_edges_meet_them(seed: int) -> None:
+def test_boxes_do_not_overlap_and_edges_meet_them(seed: int) -> None:
     chance = random.Random(seed)
     for _ in range(30):
         boxes = [
@@ -106,13 +104,13 @@ def test_boxes_stand_apart_in_their_bands_and_edges_meet_them(seed: int) -> None
                 assert point[1] in sides[end][2:]
 
 
-def test_a_chain_has_no_crossing_and_is_straight() -> None:
+def test_chain_is_laid_out_as_a_straight_line() -> None:
     layout = lay_out([Box(100, 40, 0)] * 6, [(i, i + 1) for i in range(5)])
     assert {x for x, _ in layout.centres} == {50.0}
     assert len({y for _, y in layout.centres}) == 6
 
 
-def test_the_calls_of_a_chain_that_has_to_stay_share_a_box_and_those_that_moved_do_not() -> None:
+def test_chain_of_kept_calls_shares_a_box() -> None:
     moved = [call_of(i, "worker", f"mul at m.py:{i}") for i in range(5)]
     kept = [call_of(i, "trainer", f"linear at m.py:{i}", "it reads a") for i in range(5, 60)]
     edges = [PlannedEdge(None, 0, 64, 0), *(PlannedEdge(i, i + 1, 64, None) for i in range(59))]
@@ -127,7 +125,7 @@ def test_the_calls_of_a_chain_that_has_to_stay_share_a_box_and_those_that_moved_
     assert len([text for text in told if text.endswith(ending)]) == 1
 
 
-def test_calls_alike_beside_each_other_are_one_box() -> None:
+def test_similar_neighbouring_calls_share_a_box() -> None:
     calls = [call_of(i, "trainer", "add_ at m.py:3", f"it reads bn{i}.count") for i in range(45)]
     groups, links = group_calls(plan_of(calls, []))
     assert [(len(group.calls), group.beside) for group in groups] == [(45, 45)]
@@ -135,7 +133,7 @@ def test_calls_alike_beside_each_other_are_one_box() -> None:
     assert "add_ ×45" in format_svg(plan_of(calls, []))
 
 
-def test_text_of_a_program_is_text() -> None:
+def test_program_text_is_escaped_in_svg() -> None:
     plan = plan_of([call_of(0, "worker", ODD, ODD)], [PlannedEdge(None, 0, 8, 0)])
     tree = ElementTree.fromstring(format_svg(plan))
     assert not [*tree.iter("script"), *tree.iter(f"{SVG}script")]
@@ -146,7 +144,7 @@ def test_text_of_a_program_is_text() -> None:
     assert "no call moves: <script>" in "".join(refused.itertext())
 
 
-def test_it_has_its_colours_for_light_and_dark_and_fetches_nothing() -> None:
+def test_svg_supports_both_themes_and_loads_no_resources() -> None:
     plan = explain(nn.Sequential(nn.Flatten(), nn.Linear(400, 2)), torch.zeros(8, 20, 20))
     svg = plan.to_svg()
     assert svg == format_svg(plan)

@@ -25,19 +25,19 @@ PRICE = RunningPrice(
 )
 
 
-def test_a_running_price_says_what_a_step_takes_of_whom() -> None:
+def test_running_price_lists_times_per_stage() -> None:
     assert format_price(PRICE) == (
         "Priced 7 times from the running loader, changed 2 times: a step takes 5 ms, the "
         "trainer 4 ms, one of 3 workers 6 ms."
     )
 
 
-def test_a_price_says_how_long_the_link_takes() -> None:
+def test_running_price_includes_link_time() -> None:
     text = format_price(dataclasses.replace(PRICE, link_s=0.0071))
     assert text.endswith("one of 3 workers 6 ms, the link 7.1 ms.")
 
 
-def test_a_plan_for_a_pool_says_what_is_sent() -> None:
+def test_pool_plan_lists_bytes_sent() -> None:
     totals = (
         CutTotals("none", 0.0, 0.002, 3_000, 3_000),
         CutTotals("maximal", 0.001, 0.0, 12_000, 12_000),
@@ -50,7 +50,7 @@ def test_a_plan_for_a_pool_says_what_is_sent() -> None:
     assert "bytes sent" not in format_plan(PlanRecord(totals=totals))
 
 
-def test_a_price_says_that_a_change_was_taken_back() -> None:
+def test_running_price_reports_reverted_change() -> None:
     held = dataclasses.replace(PRICE, changes=1, worker_count=1, is_held=True)
     text = format_price(held)
     assert "changed once: " in text

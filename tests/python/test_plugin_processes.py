@@ -30,7 +30,7 @@ from test_job_processes import (
     process_in,
     server_of,
     tcp_sockets,
-    tell_to_leave,
+    terminate_the_supervisor,
     wait_until,
     warm_of,
 )
@@ -60,7 +60,7 @@ def expect_served(pool: PoolProcesses) -> None:
 # ---- A job leaves no trace for the next one
 
 
-def test_what_a_plugin_has_changed_in_its_process_reaches_no_other_job(
+def test_plugin_changes_do_not_reach_other_jobs(
     pool: PoolProcesses,
 ) -> None:
     """All jobs of a worker had one process, with its settings, threads and static objects."""
@@ -81,9 +81,7 @@ def test_what_a_plugin_has_changed_in_its_process_reaches_no_other_job(
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_a_plugin_that_ends_its_process_costs_its_job_an_error_and_nobody_else_anything(
-    pool: PoolProcesses, how: str
-) -> None:
+def test_plugin_exit_fails_only_its_own_job(pool: PoolProcesses, how: str) -> None:
     """It ended the worker: with the exit codes 0 and 78 for good, and its last words were only in
     the worker's log."""
     worker = pool.start_native_worker()
@@ -102,7 +100,7 @@ def test_a_plugin_that_ends_its_process_costs_its_job_an_error_and_nobody_else_a
 # ---- Resources of each process
 
 
-def test_the_server_has_no_torch_and_the_warm_process_one_thread(pool: PoolProcesses) -> None:
+def test_server_has_no_torch_and_warm_process_one_thread(pool: PoolProcesses) -> None:
     worker = pool.start_native_worker()
     expect_served(pool)
     server, warm = server_of(worker), warm_of(worker)
@@ -117,7 +115,7 @@ def test_the_server_has_no_torch_and_the_warm_process_one_thread(pool: PoolProce
     assert "must have one thread" not in worker.output
 
 
-def test_a_plugin_cannot_read_the_keys_of_its_worker(pool: PoolProcesses, tmp_path: Path) -> None:
+def test_plugin_cannot_read_worker_keys(pool: PoolProcesses, tmp_path: Path) -> None:
     """It read `worker.secret`, and could pose as a worker elsewhere."""
     keys = tmp_path / "keys"
     _pool.make_key_folder(str(keys))
@@ -136,7 +134,7 @@ def test_a_plugin_cannot_read_the_keys_of_its_worker(pool: PoolProcesses, tmp_pa
     assert worker.end() == 0
 
 
-def test_key_folder_with_a_library_of_the_worker_in_it_is_not_hidden(
+def test_key_folder_containing_a_loaded_library_is_not_hidden(
     pool: PoolProcesses, tmp_path: Path
 ) -> None:
     """Libraries that a job loads later from the folder would be gone."""
@@ -152,9 +150,7 @@ def test_key_folder_with_a_library_of_the_worker_in_it_is_not_hidden(
     worker.wait_for_lines(lambda line: said in line)
 
 
-def test_the_process_of_a_plugin_has_no_key_and_no_socket_of_the_pool(
-    pool: PoolProcesses, tmp_path: Path
-) -> None:
+def test_plugin_process_has_no_keys_or_pool_sockets(pool: PoolProcesses, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     _pool.make_key_folder(str(keys))
     pool.start_controller("--keys", str(keys))
@@ -191,7 +187,7 @@ def test_the_process_of_a_plugin_has_no_key_and_no_socket_of_the_pool(
 @pytest.mark.parametrize(
     "end",
     [
-        tell_to_leave,
+        terminate_the_supervisor,
         kill_the_supervisor,
         kill_the_server,
         kill_the_warm_process,
@@ -216,14 +212,16 @@ def test_all_processes_end_with_their_worker(
     assert [json.loads(line) for line in out.splitlines()] == [[0, 1], [2, 3], [4, 5]]
 
 
-def test_the_process_of_a_job_ends_when_its_trainer_has_left(pool: PoolProcesses) -> None:
+def test_job_process_ends_when_its_trainer_leaves(pool: PoolProcesses) -> None:
     worker = pool.start_native_worker()
     expect_served(pool)
     warm = warm_of(worker)
     wait_until(lambda: process_traces.children(warm) == [])
 
 
-def test_a_worker_without_its_server_says_what_to_do(pool: PoolProcesses, tmp_path: Path) -> None:
+def test_missing_server_program_error_advises_reinstalling(
+    pool: PoolProcesses, tmp_path: Path
+) -> None:
     for library in native_folder().glob("libpenstock*"):
         (tmp_path / library.name).write_bytes(library.read_bytes())
     worker = Worker(

@@ -75,7 +75,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
     opened.close()
 
 
-def test_a_controller_on_loopback_needs_no_keys_and_ends_by_sigterm(
+def test_loopback_controller_needs_no_keys_and_ends_on_sigterm(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endpoint = pool.start_controller()
@@ -96,7 +96,7 @@ def test_a_controller_on_loopback_needs_no_keys_and_ends_by_sigterm(
     assert process.wait(SECONDS_MAX) == 0
 
 
-def test_a_controller_with_keys_serves_their_operator_and_nobody_else(pool: Pool) -> None:
+def test_controller_with_keys_serves_only_their_operator(pool: Pool) -> None:
     for folder in ("keys", "others"):
         code, out, _ = pool.run("keys", folder)
         assert code == 0
@@ -118,7 +118,7 @@ def test_a_controller_with_keys_serves_their_operator_and_nobody_else(pool: Pool
     assert "operator.secret" in err
 
 
-def test_keys_are_made_for_users_and_machines_and_rotated(pool: Pool) -> None:
+def test_keys_command_makes_and_rotates_keys(pool: Pool) -> None:
     folder = pool.folder / "keys"
     assert pool.run("keys", "keys")[0] == 0
     for what, name in (("user", "ann"), ("machine", "beta")):
@@ -142,7 +142,7 @@ def test_keys_are_made_for_users_and_machines_and_rotated(pool: Pool) -> None:
     assert [*folder.glob("*.former.public")] == []
 
 
-def test_an_address_that_others_reach_needs_keys(pool: Pool) -> None:
+def test_non_loopback_address_needs_keys(pool: Pool) -> None:
     code, out, err = pool.run("controller", "--bind", "tcp://0.0.0.0:0")
     assert (code, out) == (1, "")
     assert "penstock keys" in err
@@ -153,7 +153,7 @@ def test_an_address_that_others_reach_needs_keys(pool: Pool) -> None:
     assert (code, err) == (0, "")
 
 
-def test_what_is_wrong_is_said(pool: Pool) -> None:
+def test_wrong_arguments_give_error_and_exit_code(pool: Pool) -> None:
     code, _, err = pool.run("status", "--controller", "tcp://127.0.0.1:9", "--timeout", "0.5")
     assert code == 1
     assert "no controller answered at tcp://127.0.0.1:9" in err
@@ -184,7 +184,7 @@ def test_what_is_wrong_is_said(pool: Pool) -> None:
         assert (found, words in err) == (code, True), (arguments, found, err)
 
 
-def test_an_operator_whose_connection_is_closed_tries_again(pool: Pool) -> None:
+def test_operator_reconnects_when_its_connection_is_closed(pool: Pool) -> None:
     """A controller with too many connections closes some, and one of them may be the operator's."""
     accepted = 0
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -207,7 +207,7 @@ def test_an_operator_whose_connection_is_closed_tries_again(pool: Pool) -> None:
     assert accepted >= 3
 
 
-def test_what_a_reader_does_not_want_to_read_is_no_error(pool: Pool) -> None:
+def test_broken_output_pipe_prints_no_error(pool: Pool) -> None:
     """`penstock top --once | head` printed "[Errno 32] Broken pipe"."""
     endpoint = pool.start_controller()
     for command in (["top", "--once"], ["top", "--once", "--json"], ["status"], ["costs"]):

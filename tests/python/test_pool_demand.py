@@ -74,7 +74,7 @@ def trainer_when(
 
 
 @pytest.mark.long
-def test_a_job_keeps_the_workers_that_it_has_use_for(pool: PoolProcesses) -> None:
+def test_job_keeps_only_the_workers_it_can_use(pool: PoolProcesses) -> None:
     pool.start_worker(processes=5)
     training = Training(pool, batch_s=0.05, step_s=0.05)
     try:
@@ -91,7 +91,7 @@ def test_a_job_keeps_the_workers_that_it_has_use_for(pool: PoolProcesses) -> Non
 
 
 @pytest.mark.long
-def test_a_job_that_waits_for_workers_that_sleep_is_told_so(pool: PoolProcesses) -> None:
+def test_job_limited_by_waiting_dataset_is_reported(pool: PoolProcesses) -> None:
     pool.start_worker(processes=2)
     training = Training(pool, batch_s=0.2, step_s=0.02)
     try:
@@ -105,7 +105,7 @@ def test_a_job_that_waits_for_workers_that_sleep_is_told_so(pool: PoolProcesses)
 
 @pytest.mark.long
 @pytest.mark.parametrize("validates", [False, True])
-def test_a_job_that_its_trainer_limits_wants_one_worker_whatever_it_does_between_epochs(
+def test_trainer_limited_job_wants_one_worker_in_every_epoch(
     pool: PoolProcesses, validates: bool
 ) -> None:
     """Its reported use was two to four workers, "which wait, as for storage", and it kept them.
@@ -131,7 +131,7 @@ def test_a_job_that_its_trainer_limits_wants_one_worker_whatever_it_does_between
 
 
 @pytest.mark.long
-def test_what_one_job_has_no_use_for_another_gets(pool: PoolProcesses) -> None:
+def test_unneeded_workers_move_to_another_job(pool: PoolProcesses) -> None:
     pool.start_worker(processes=5)
     modest = Training(pool, batch_s=0.02, step_s=0.1)
     hungry = Training(pool, batch_s=0.2, step_s=0.02)
@@ -145,7 +145,7 @@ def test_what_one_job_has_no_use_for_another_gets(pool: PoolProcesses) -> None:
 
 
 @pytest.mark.long
-def test_a_program_that_does_something_else_is_paused(pool: PoolProcesses) -> None:
+def test_idle_trainer_is_reported_as_paused(pool: PoolProcesses) -> None:
     pool.start_worker(processes=2)
     loader = DataLoader(Slow(0.005), batch_size=None, pool=pool.endpoint)
     batches = iter(loader)
@@ -159,7 +159,7 @@ def test_a_program_that_does_something_else_is_paused(pool: PoolProcesses) -> No
 
 
 @pytest.mark.long
-def test_a_job_of_long_steps_keeps_its_workers_while_its_queue_is_full(pool: PoolProcesses) -> None:
+def test_job_with_long_steps_keeps_its_worker(pool: PoolProcesses) -> None:
     pool.start_worker(processes=1)
     training = Training(pool, batch_s=0.01, step_s=3.0)
     try:

@@ -61,7 +61,7 @@ def expect_served(pool: PoolProcesses, count: int = 6) -> None:
     assert list(pooled(pool, Numbers(count))) == list(range(count))
 
 
-def test_an_exit_in_the_users_code_is_an_error_of_its_batch_and_ends_no_worker(
+def test_exit_in_user_code_fails_its_batch_only(
     pool: PoolProcesses,
 ) -> None:
     """`sys.exit()` in a dataset ended one worker after the other, for good and without a line; the
@@ -92,7 +92,7 @@ def test_an_exit_in_the_users_code_is_an_error_of_its_batch_and_ends_no_worker(
     assert worker.end() == 0
 
 
-def test_an_exit_names_its_sample(pool: PoolProcesses) -> None:
+def test_exit_error_names_its_sample(pool: PoolProcesses) -> None:
     pool.start_worker()
     batches = iter(pooled(pool, ExitingSample("SystemExit"), batch_size=2))
     assert next(batches).tolist() == [0, 1]
@@ -102,7 +102,7 @@ def test_an_exit_names_its_sample(pool: PoolProcesses) -> None:
 
 
 @pytest.mark.parametrize("code", [0, 78, pytest.param(3, marks=pytest.mark.long)])
-def test_a_process_that_its_dataset_ends_is_told_of_and_ends_no_worker(
+def test_job_process_exit_is_logged_and_worker_continues(
     pool: PoolProcesses, tmp_path: Path, code: int
 ) -> None:
     """With the exit codes 0 and 78 the worker was gone for good, without any report."""
@@ -115,7 +115,7 @@ def test_a_process_that_its_dataset_ends_is_told_of_and_ends_no_worker(
     assert worker.end() == 0
 
 
-def test_a_batch_that_ends_each_process_fails_whatever_the_exit_code(pool: PoolProcesses) -> None:
+def test_batch_that_kills_every_process_fails(pool: PoolProcesses) -> None:
     """It took down as many workers as there were, and then waited for others."""
     worker = pool.start_worker(processes=2)
     with pytest.raises(
@@ -127,7 +127,7 @@ def test_a_batch_that_ends_each_process_fails_whatever_the_exit_code(pool: PoolP
     assert "another one starts" not in worker.output
 
 
-def test_a_batch_that_the_last_worker_died_of_is_named_where_nobody_is_left(
+def test_batch_that_killed_the_last_worker_is_named(
     pool: PoolProcesses,
 ) -> None:
     """The user was asked to start workers."""
@@ -141,9 +141,7 @@ def test_a_batch_that_the_last_worker_died_of_is_named_where_nobody_is_left(
 
 
 @pytest.mark.long
-def test_a_child_that_a_dataset_leaves_behind_ends_with_its_process(
-    pool: PoolProcesses, tmp_path: Path
-) -> None:
+def test_child_left_by_dataset_ends_with_job_process(pool: PoolProcesses, tmp_path: Path) -> None:
     """It had the worker's port open. The new worker found its port in use, and was given up."""
     worker = pool.start_worker()
     batches = iter(pooled(pool, LeavingAChild(tmp_path)))
@@ -154,7 +152,7 @@ def test_a_child_that_a_dataset_leaves_behind_ends_with_its_process(
 
 
 @pytest.mark.long
-def test_a_child_that_a_dataset_forks_exits_as_programs_do(pool: PoolProcesses) -> None:
+def test_child_forked_by_dataset_exits_normally(pool: PoolProcesses) -> None:
     """It was caught as the batch's error, in a child that then continued as a worker."""
     worker = pool.start_worker()
     assert list(pooled(pool, ForkingSample())) == list(range(40, 46))
@@ -162,12 +160,12 @@ def test_a_child_that_a_dataset_forks_exits_as_programs_do(pool: PoolProcesses) 
 
 
 @pytest.mark.long
-def test_a_program_that_a_dataset_starts_has_no_socket_of_the_server(pool: PoolProcesses) -> None:
+def test_program_started_by_dataset_inherits_no_sockets(pool: PoolProcesses) -> None:
     pool.start_worker()
     assert list(pooled(pool, InheritedSockets(1))) == [0]
 
 
-def test_a_job_that_leaks_descriptors_has_its_error_and_the_next_one_a_fresh_process(
+def test_descriptor_leak_fails_only_its_own_job(
     pool: PoolProcesses,
 ) -> None:
     """The worker ended with "Too many open files" as the next job started, and was given up."""
@@ -180,7 +178,7 @@ def test_a_job_that_leaks_descriptors_has_its_error_and_the_next_one_a_fresh_pro
 
 
 @pytest.mark.long
-def test_a_job_that_needs_more_descriptors_than_there_are_is_declined(pool: PoolProcesses) -> None:
+def test_job_needing_too_many_descriptors_is_rejected(pool: PoolProcesses) -> None:
     worker = pool.start_worker(within=LIMITED)
     for _ in range(2):
         with (
@@ -194,7 +192,7 @@ def test_a_job_that_needs_more_descriptors_than_there_are_is_declined(pool: Pool
 
 
 @pytest.mark.long
-def test_a_worker_drains_whatever_handlers_its_dataset_has_set(
+def test_worker_drains_despite_signal_handlers_of_dataset(
     pool: PoolProcesses, tmp_path: Path
 ) -> None:
     worker = pool.start_worker()
@@ -211,7 +209,7 @@ def test_a_worker_drains_whatever_handlers_its_dataset_has_set(
 
 
 @pytest.mark.long
-def test_what_a_dataset_registers_for_the_exit_keeps_no_worker(pool: PoolProcesses) -> None:
+def test_hanging_exit_handler_does_not_delay_worker_exit(pool: PoolProcesses) -> None:
     worker = pool.start_worker()
     assert list(pooled(pool, HangingExit())) == list(range(6))
     assert worker.end(signal.SIGTERM) == 0

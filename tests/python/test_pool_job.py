@@ -222,20 +222,18 @@ def ran(program_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Ran:
         ("modules", [1, 331]),
     ],
 )
-def test_what_a_program_defines_makes_batches_in_another_process(
-    ran: Ran, name: str, batch: Any
-) -> None:
+def test_packed_job_runs_in_another_process(ran: Ran, name: str, batch: Any) -> None:
     assert ran.told[name] == [1, False, batch]
 
 
-def test_a_generator_of_the_dataset_goes_on_where_it_was(ran: Ran) -> None:
+def test_packed_generator_continues_from_its_state(ran: Ran) -> None:
     generator = torch.Generator()
     generator.manual_seed(7)
     expected = [torch.rand(2, generator=generator).tolist() for _ in range(2)]
     assert ran.told["generator"] == [1, False, expected]
 
 
-def test_what_a_loader_says_beside_its_dataset_arrives(ran: Ran) -> None:
+def test_packed_job_keeps_loader_options(ran: Ran) -> None:
     assert ran.told["iterable"] == [3, True, [0, 1]]
 
 
@@ -244,9 +242,7 @@ def test_another_run_of_the_program_gives_the_same_ids(ran: Ran) -> None:
 
 
 @pytest.mark.long
-def test_without_code_paths_the_worker_names_the_module_and_the_folder(
-    program_folder: Path, tmp_path: Path
-) -> None:
+def test_missing_module_error_suggests_code_paths(program_folder: Path, tmp_path: Path) -> None:
     text = (program_folder / "train.py").read_text()
     changed = text.replace('[here / "code", here / "single.py"]', '[here / "single.py"]')
     assert changed != text
@@ -281,14 +277,14 @@ def unpack(packed: PackedJob, folder: Path) -> Any:
     return unpack_job(packed.blobs[packed.id], no_blobs, str(folder)).fetch.dataset
 
 
-def test_a_job_is_named_by_its_content() -> None:
+def test_job_id_is_hash_of_its_content() -> None:
     packed = pack(Computed(3, number))
     assert packed.id == hashlib.sha256(packed.blobs[packed.id]).digest()
     assert pack(Computed(3, number)).id == packed.id
     assert pack(Computed(4, number)).id != packed.id
 
 
-def test_to_look_whether_a_job_is_the_same_holds_no_copy_of_it() -> None:
+def test_job_id_is_computed_without_a_copy() -> None:
     """Each epoch started with copies of the whole dataset in memory."""
     rows = torch.rand(4 << 20)
     words = [f"images/{number:07d}.jpg" for number in range(10_000)]
@@ -305,7 +301,7 @@ def test_to_look_whether_a_job_is_the_same_holds_no_copy_of_it() -> None:
     assert job_id(job, []) != packed_id
 
 
-def test_tensors_travel_once_and_keep_what_they_share(tmp_path: Path) -> None:
+def test_shared_tensor_memory_is_packed_once(tmp_path: Path) -> None:
     rows = torch.rand(1000, 100)
     packed = pack(TensorDataset(rows, rows[:, :10], rows.to_sparse(), torch.empty(1000, 0)))
     sparse_bytes = rows.numel() * (4 + 2 * 8)
@@ -330,9 +326,7 @@ def test_tensors_travel_once_and_keep_what_they_share(tmp_path: Path) -> None:
     ],
     ids=["strides", "conj", "parameter", "bfloat16", "quantized", "shared"],
 )
-def test_a_tensor_of_any_kind_is_the_same_at_the_worker(
-    tmp_path: Path, tensor: torch.Tensor
-) -> None:
+def test_tensor_kinds_survive_packing(tmp_path: Path, tensor: torch.Tensor) -> None:
     got = unpack(pack([tensor]), tmp_path)[0]
     assert type(got) is type(tensor)
     assert got.dtype == tensor.dtype
@@ -341,7 +335,7 @@ def test_a_tensor_of_any_kind_is_the_same_at_the_worker(
     assert torch.equal(got, tensor)
 
 
-def test_a_mapped_array_travels_with_its_values(tmp_path: Path) -> None:
+def test_memory_mapped_array_is_packed_by_value(tmp_path: Path) -> None:
     rows = np.memmap(tmp_path / "rows", np.float64, "w+", shape=(1000,))
     rows[:] = np.arange(1000)
     packed = pack([rows])
@@ -370,7 +364,7 @@ def text_file(tmp_path: Path) -> Iterator[Any]:
         yield file
 
 
-def test_an_open_file_is_refused_by_its_place_in_the_dataset(text_file: Any) -> None:
+def test_open_file_error_names_its_path_in_dataset(text_file: Any) -> None:
     dataset = Holding(rows=[1, 2], index=Holding(source={"raw": [text_file]}))
     with pytest.raises(pickle.PicklingError) as caught:
         pack(dataset)
@@ -380,7 +374,7 @@ def test_an_open_file_is_refused_by_its_place_in_the_dataset(text_file: Any) -> 
     assert "__getstate__" in str(caught.value)
 
 
-def test_what_a_collate_fn_closes_over_is_named() -> None:
+def test_error_names_unpicklable_closure_variable_of_collate_fn() -> None:
     lock = threading.Lock()
 
     def collate(samples: Any) -> Any:
@@ -391,7 +385,7 @@ def test_what_a_collate_fn_closes_over_is_named() -> None:
         pack([1], collate)
 
 
-def test_objects_that_lead_back_to_their_owner_are_not_blamed() -> None:
+def test_error_does_not_blame_back_references() -> None:
     dataset = Holding()
     dataset.child = Holding(parent=dataset)
     dataset.lock = threading.Lock()
@@ -399,7 +393,7 @@ def test_objects_that_lead_back_to_their_owner_are_not_blamed() -> None:
         pack(dataset)
 
 
-def test_an_exception_of_the_users_own_reduction_is_told() -> None:
+def test_pickling_error_includes_exception_of_reduce() -> None:
     class Refusing:
         def __reduce__(self) -> Any:
             raise ValueError("not today")
@@ -409,7 +403,7 @@ def test_an_exception_of_the_users_own_reduction_is_told() -> None:
 
 
 @pytest.mark.cuda
-def test_a_tensor_of_an_accelerator_is_refused() -> None:
+def test_cuda_tensor_in_job_is_rejected() -> None:
     with pytest.raises(pickle.PicklingError, match="dataset.*a tensor on cuda:0"):
         pack(Holding(rows=torch.zeros(2, device="cuda")))
 
@@ -429,14 +423,14 @@ def here(**packages: str) -> Versions:
         (here(timm="0.9.1"), "timm 0.10.0; install the same version"),
     ],
 )
-def test_other_software_is_refused_with_both_versions(made_with: Versions, reason: str) -> None:
+def test_version_mismatch_error_names_both_versions(made_with: Versions, reason: str) -> None:
     installed = {"numpy": "2.4.6", "timm": "0.10.0"}.get
     told = reason_to_refuse(made_with, here(), installed, "host:7")
     assert told is not None
     assert reason in told
 
 
-def test_versions_that_differ_in_what_may_differ_are_accepted() -> None:
+def test_compatible_version_differences_are_accepted() -> None:
     made_with = Versions("3.11.9", "2.11.1+cu130", "0.1.0", {"numpy": "2.0.1", "timm": "0.10.3"})
     installed = {"numpy": "2.4.6", "timm": "0.10.0"}.get
     assert reason_to_refuse(made_with, here(), installed, "host:7") is None
@@ -452,7 +446,7 @@ def with_header(header: dict[str, Any], pickled: bytes) -> bytes:
     return pickled + text + struct.pack("<Q", len(text))
 
 
-def test_the_header_names_the_packages_and_no_module_of_the_library() -> None:
+def test_job_header_lists_packages_and_missing_modules() -> None:
     def collate(samples: Any) -> Any:
         return np.stack(samples)
 
@@ -481,7 +475,7 @@ class Touching:
         return Path.touch, (self.path,)
 
 
-def test_a_job_of_another_version_is_refused_before_it_is_unpickled(tmp_path: Path) -> None:
+def test_job_of_other_version_is_rejected_before_unpickling(tmp_path: Path) -> None:
     packed = pack([Touching(tmp_path / "touched")])
     header, rest = header_of(packed.blobs[packed.id])
     header["made_with"]["torch"] = "2.10.1"
@@ -508,7 +502,7 @@ def test_a_job_of_another_version_is_refused_before_it_is_unpickled(tmp_path: Pa
     ],
     ids=str,
 )
-def test_a_header_that_is_none_is_refused_before_it_is_unpickled(
+def test_malformed_job_header_is_rejected_before_unpickling(
     tmp_path: Path, change: dict[str, Any]
 ) -> None:
     packed = pack([Touching(tmp_path / "touched")])
@@ -518,7 +512,7 @@ def test_a_header_that_is_none_is_refused_before_it_is_unpickled(
     assert not (tmp_path / "touched").exists()
 
 
-def test_every_truncated_job_is_refused(tmp_path: Path) -> None:
+def test_truncated_job_is_rejected(tmp_path: Path) -> None:
     packed = pack([1])
     blob = packed.blobs[packed.id]
     for byte_count in range(len(blob)):
@@ -528,7 +522,7 @@ def test_every_truncated_job_is_refused(tmp_path: Path) -> None:
         unpack_job(b"\xff" * 64, no_blobs, str(tmp_path))
 
 
-def test_a_name_that_the_workers_module_lacks_is_told(
+def test_missing_name_in_worker_module_suggests_code_paths(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packed = pack(Computed(3, number))
@@ -547,7 +541,7 @@ def write_tree(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-def test_the_same_files_give_the_same_zip_wherever_and_whenever_they_are(tmp_path: Path) -> None:
+def test_code_zip_is_independent_of_folder_and_times(tmp_path: Path) -> None:
     files = {"b/x.py": "x = 1", "a.py": "y = 2"}
     first = write_tree(tmp_path / "first" / "code", files)
     second = write_tree(tmp_path / "second" / "code", dict(reversed(files.items())))
@@ -556,7 +550,7 @@ def test_the_same_files_give_the_same_zip_wherever_and_whenever_they_are(tmp_pat
     assert pack_code([first, first, str(first) + "/"]) == pack_code([first])
 
 
-def test_a_path_that_is_no_code_is_refused(tmp_path: Path) -> None:
+def test_invalid_code_path_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "x.txt").touch()
     for path in (tmp_path / "x.txt", tmp_path / "none"):
         with pytest.raises(ValueError, match="code_paths must name folders or .py files, got"):
@@ -566,7 +560,7 @@ def test_a_path_that_is_no_code_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["/x.py", "../x.py", "a/../../x.py", "a//x.py", "a\\x.py", "d/"])
-def test_a_zip_that_would_write_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
+def test_zip_with_escaping_path_is_rejected(tmp_path: Path, name: str) -> None:
     import io
     import zipfile
 
@@ -579,7 +573,7 @@ def test_a_zip_that_would_write_elsewhere_is_refused(tmp_path: Path, name: str) 
     assert [path.name for path in (tmp_path / "root").rglob("*")] == ["code"]
 
 
-def test_broken_zips_are_refused(tmp_path: Path) -> None:
+def test_truncated_zips_are_rejected(tmp_path: Path) -> None:
     (packed,) = pack_code([write_tree(tmp_path / "tree", {"a.py": "x = 1\n" * 100})])
     for byte_count in range(0, len(packed.data), 7):
         with pytest.raises(penstock.errors.UnsupportedError):
@@ -587,7 +581,7 @@ def test_broken_zips_are_refused(tmp_path: Path) -> None:
     assert list((tmp_path / "code").iterdir()) == []
 
 
-def test_a_folder_that_others_may_write_to_is_no_place_for_code(tmp_path: Path) -> None:
+def test_world_writable_code_folder_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code").chmod(0o777)
     (packed,) = pack_code([write_tree(tmp_path / "tree", {"a.py": ""})])
@@ -599,7 +593,7 @@ def test_a_folder_that_others_may_write_to_is_no_place_for_code(tmp_path: Path) 
 
 
 @pytest.fixture
-def path_and_modules_kept() -> Iterator[None]:
+def restored_path_and_modules() -> Iterator[None]:
     path, modules = list(sys.path), dict(sys.modules)
     yield
     sys.path[:] = path
@@ -608,7 +602,7 @@ def path_and_modules_kept() -> Iterator[None]:
     sys.modules.update(modules)
 
 
-@pytest.mark.usefixtures("path_and_modules_kept")
+@pytest.mark.usefixtures("restored_path_and_modules")
 def test_each_job_imports_its_own_modules(tmp_path: Path) -> None:
     def use(place: str) -> Any:
         tree = write_tree(tmp_path / place, {"of_the_job/part.py": f"place = {place!r}"})
@@ -632,8 +626,8 @@ def test_each_job_imports_its_own_modules(tmp_path: Path) -> None:
     assert os.stat(tmp_path / "code").st_mode & 0o777 == 0o700
 
 
-@pytest.mark.usefixtures("path_and_modules_kept")
-def test_code_comes_before_modules_that_the_worker_has_imported_under_its_name(
+@pytest.mark.usefixtures("restored_path_and_modules")
+def test_job_code_takes_precedence_over_worker_modules(
     tmp_path: Path,
 ) -> None:
     of_the_worker = write_tree(tmp_path / "worker", {"of_both.py": "place = 'worker'"})

@@ -51,7 +51,7 @@ def job_line(worker: Worker, verb: str) -> str:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_log_tells_when_a_job_begins_and_ends_and_why_a_worker_leaves(
+def test_logs_record_jobs_and_worker_exit_reasons(
     pool: PoolProcesses,
 ) -> None:
     worker = pool.start_worker()
@@ -81,7 +81,7 @@ def test_a_log_tells_when_a_job_begins_and_ends_and_why_a_worker_leaves(
 
 
 @pytest.mark.slow
-def test_strangers_who_only_connect_leave_a_worker_its_descriptors(pool: PoolProcesses) -> None:
+def test_idle_connections_do_not_exhaust_worker_descriptors(pool: PoolProcesses) -> None:
     """Under the usual soft limit of 1,024 open files, here 200, a worker could not even be reached,
     and its dataset could open none."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -105,7 +105,7 @@ def test_strangers_who_only_connect_leave_a_worker_its_descriptors(pool: PoolPro
 
 
 @pytest.mark.slow
-def test_a_worker_says_whom_it_refuses_and_that_an_operator_had_it_leave(
+def test_worker_logs_rejected_trainer_and_operator_drain(
     pool: PoolProcesses,
 ) -> None:
     worker = pool.start_worker(environment={"PENSTOCK_JOB_BYTES": "100"})
@@ -123,7 +123,7 @@ def test_a_worker_says_whom_it_refuses_and_that_an_operator_had_it_leave(
     ]
 
 
-def test_a_journal_has_a_line_for_a_change_and_none_for_a_batch() -> None:
+def test_journal_writes_lines_for_changes_only() -> None:
     lines: list[str] = []
     journal = JobJournal(lines.append)
     for trainer_id, job in [(1, "a"), (1, "a"), (1, "b"), (2, "b"), (2, "b")]:
@@ -145,7 +145,7 @@ def test_a_journal_has_a_line_for_a_change_and_none_for_a_batch() -> None:
     ]
 
 
-def test_a_job_with_a_name_that_is_no_name_writes_no_line_of_its_own(
+def test_job_name_cannot_forge_log_lines(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Anyone with a trainer's key chooses it."""
@@ -159,7 +159,7 @@ def test_a_job_with_a_name_that_is_no_name_writes_no_line_of_its_own(
     assert len(capfd.readouterr().out) < 400
 
 
-def test_a_log_that_cannot_be_written_ends_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_log_does_not_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker whose log filled its disk would leave at the next line."""
     full = open("/dev/full", "w")  # noqa: SIM115 - its end fails as well
     monkeypatch.setattr(sys, "stdout", full)

@@ -56,7 +56,7 @@ def losses_of(loader: DataLoader[Any], *, is_offloaded: bool) -> list[float]:
 
 
 @pytest.mark.long
-def test_an_offloaded_model_trains_to_the_bit_with_a_pool(pool: PoolProcesses) -> None:
+def test_offloaded_training_on_a_pool_is_bit_identical(pool: PoolProcesses) -> None:
     pool.start_worker(processes=2)
     options: dict[str, Any] = {"batch_size": 16, "shuffle": True}
     expected = losses_of(DataLoader(Images(256), seeding="batch", **options), is_offloaded=False)

@@ -164,7 +164,7 @@ def wait_closed(connection: socket.socket) -> None:
 
 
 @pytest.mark.long
-def test_keys_that_the_pool_does_not_know_are_refused(pool: KeyedPool, tmp_path: Path) -> None:
+def test_unknown_keys_are_rejected(pool: KeyedPool, tmp_path: Path) -> None:
     others = tmp_path / "others"
     _pool.make_key_folder(str(others))
     shutil.copy(pool.keys / "controller.public", others)
@@ -181,7 +181,7 @@ def test_keys_that_the_pool_does_not_know_are_refused(pool: KeyedPool, tmp_path:
 
 
 @pytest.mark.long
-def test_a_user_trains_with_keys_of_their_own_and_can_do_nothing_else(tmp_path: Path) -> None:
+def test_user_keys_allow_only_training_within_quota(tmp_path: Path) -> None:
     pool = PoolProcesses(tmp_path)
     keys, anns = tmp_path / "keys", tmp_path / "of ann"
     try:
@@ -210,7 +210,7 @@ def test_a_user_trains_with_keys_of_their_own_and_can_do_nothing_else(tmp_path: 
         pool.close()
 
 
-def test_a_worker_whose_folder_has_other_secrets_warns_once_at_its_start(pool: KeyedPool) -> None:
+def test_worker_warns_once_about_other_secrets_in_its_folder(pool: KeyedPool) -> None:
     """A dataset read them in the folder that its worker was given, and acted as the operator."""
     words = "controller.secret, trainer.secret, operator.secret in addition to worker.secret"
     nobody = "tcp://127.0.0.1:9"
@@ -224,7 +224,7 @@ def test_a_worker_whose_folder_has_other_secrets_warns_once_at_its_start(pool: K
 
 
 @pytest.mark.long
-def test_who_knows_a_trainers_id_cannot_take_its_place(tmp_path: Path) -> None:
+def test_knowing_a_trainer_id_does_not_allow_impersonation(tmp_path: Path) -> None:
     """One hello of another user with the id, which the status shows, stopped a training."""
     pool = PoolProcesses(tmp_path)
     keys = tmp_path / "keys"
@@ -275,7 +275,7 @@ def test_who_knows_a_trainers_id_cannot_take_its_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_own_workers_know_a_trainer_by_the_key_that_it_shows_them(
+def test_own_workers_accept_trainer_of_pool_with_separate_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A trainer shows other keys to its local workers than to a pool with separate keys."""
@@ -298,7 +298,7 @@ def test_own_workers_know_a_trainer_by_the_key_that_it_shows_them(
 
 
 @pytest.mark.long
-def test_workers_serve_nobody_whom_the_controller_gives_none(tmp_path: Path) -> None:
+def test_workers_reject_trainers_without_assignment(tmp_path: Path) -> None:
     """A user whose quota is 0 greeted the workers themselves, and all others were locked out."""
     pool = PoolProcesses(tmp_path)
     keys, anns = tmp_path / "keys", tmp_path / "of ann"
@@ -331,7 +331,7 @@ def test_workers_serve_nobody_whom_the_controller_gives_none(tmp_path: Path) -> 
 
 
 @pytest.mark.long
-def test_a_user_whose_key_is_deleted_is_out_and_a_new_one_is_let_in(tmp_path: Path) -> None:
+def test_deleted_user_key_is_rejected_and_new_key_accepted(tmp_path: Path) -> None:
     """Keys were read when a process started: a removed client was served until all were
     restarted."""
     pool = PoolProcesses(tmp_path)
@@ -376,7 +376,7 @@ def test_a_user_whose_key_is_deleted_is_out_and_a_new_one_is_let_in(tmp_path: Pa
 
 
 @pytest.mark.long
-def test_a_machine_whose_key_is_deleted_is_out_and_others_make_its_batches(tmp_path: Path) -> None:
+def test_deleted_machine_key_excludes_only_that_machine(tmp_path: Path) -> None:
     """All workers had one key, so no single machine could be excluded."""
     pool = PoolProcesses(tmp_path)
     keys = tmp_path / "keys"
@@ -442,7 +442,7 @@ def train(batches: Iterable[dict[str, Any]]) -> Iterator[float]:
 
 
 @pytest.mark.long
-def test_keys_are_rotated_while_a_training_goes_on(tmp_path: Path) -> None:
+def test_key_rotation_does_not_interrupt_training(tmp_path: Path) -> None:
     """To replace a pool's keys, all trainings had to end: the old keys were rejected at once."""
     pool = PoolProcesses(tmp_path)
     keys = tmp_path / "keys"
@@ -532,7 +532,7 @@ def test_keys_are_rotated_while_a_training_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_keys_of_another_pool_are_told_by_worker_and_operator(
+def test_keys_of_another_pool_are_reported_by_worker_and_operator(
     pool: KeyedPool, tmp_path: Path
 ) -> None:
     others = tmp_path / "others"
@@ -547,7 +547,7 @@ def test_keys_of_another_pool_are_told_by_worker_and_operator(
 
 
 @pytest.mark.long
-def test_keys_of_another_pool_are_told_by_the_trainer(pool: KeyedPool, tmp_path: Path) -> None:
+def test_keys_of_another_pool_are_reported_by_the_trainer(pool: KeyedPool, tmp_path: Path) -> None:
     others = tmp_path / "others"
     _pool.make_key_folder(str(others))
     with pytest.raises(RuntimeError) as raised:
@@ -557,7 +557,7 @@ def test_keys_of_another_pool_are_told_by_the_trainer(pool: KeyedPool, tmp_path:
     assert "the server has a different key than expected" in said
 
 
-def in_the_place_of(pool: KeyedPool, role: str, real: str, folder: Path) -> Path:
+def keys_with_swapped_roles(pool: KeyedPool, role: str, real: str, folder: Path) -> Path:
     """Keys whose files give ``role`` as the role of the pair of the role ``real``, and vice
     versa."""
     shutil.copytree(pool.keys, folder)
@@ -567,21 +567,22 @@ def in_the_place_of(pool: KeyedPool, role: str, real: str, folder: Path) -> Path
     return folder
 
 
-def test_a_key_is_of_no_use_in_another_role(pool: KeyedPool, tmp_path: Path) -> None:
+def test_key_of_another_role_is_rejected(pool: KeyedPool, tmp_path: Path) -> None:
     workers = {
         real: pool.start_wrong_worker(
-            "--keys", str(in_the_place_of(pool, "worker", real, tmp_path / f"worker-{real}"))
+            "--keys",
+            str(keys_with_swapped_roles(pool, "worker", real, tmp_path / f"worker-{real}")),
         )
         for real in ("trainer", "operator")
     }
     for real in ("worker", "operator"):
-        keys = in_the_place_of(pool, "trainer", real, tmp_path / f"trainer-{real}")
+        keys = keys_with_swapped_roles(pool, "trainer", real, tmp_path / f"trainer-{real}")
         with pytest.raises(
             PenstockError, match=f"rejected this trainer.*the key belongs to an? {real}"
         ):
             next(iter(pool.loader(keys)))
     for real in ("worker", "trainer"):
-        keys = in_the_place_of(pool, "operator", real, tmp_path / f"operator-{real}")
+        keys = keys_with_swapped_roles(pool, "operator", real, tmp_path / f"operator-{real}")
         for attempt in (
             lambda keys=keys: _pool.pool_status(pool.endpoint, str(keys), SERVED_SECONDS_MAX),
             lambda keys=keys: _pool.drain_worker(pool.endpoint, str(keys), 1, SERVED_SECONDS_MAX),
@@ -589,7 +590,7 @@ def test_a_key_is_of_no_use_in_another_role(pool: KeyedPool, tmp_path: Path) -> 
             with pytest.raises(PenstockError, match=f"the key belongs to an? {real}"):
                 attempt()
     for role in ("worker", "trainer", "operator"):
-        keys = in_the_place_of(pool, role, "controller", tmp_path / f"{role}-controller")
+        keys = keys_with_swapped_roles(pool, role, "controller", tmp_path / f"{role}-controller")
         with RawSocket(DEALER, timeout_s=1) as client:
             client.use_key(keys, role, "controller")
             shutil.copy(pool.keys / "controller.public", keys)
@@ -604,7 +605,7 @@ def test_a_key_is_of_no_use_in_another_role(pool: KeyedPool, tmp_path: Path) -> 
         assert real in worker.output
 
 
-def test_messages_of_another_role_are_refused_by_the_controller(pool: KeyedPool) -> None:
+def test_controller_rejects_messages_of_another_role(pool: KeyedPool) -> None:
     worker_id = int(pool.worker.served()[0][0], 16)
     for role, message in (
         ("worker", trainer_report(7)),
@@ -679,7 +680,7 @@ def cut_short(name: str) -> Callable[[Path], None]:
 
 
 @pytest.mark.long
-def test_keys_that_others_could_have_or_that_do_not_fit_are_refused(
+def test_exposed_or_mismatched_keys_are_rejected(
     pool: KeyedPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workers = []
@@ -724,7 +725,7 @@ def test_keys_that_others_could_have_or_that_do_not_fit_are_refused(
 
 
 @pytest.mark.long
-def test_listening_where_others_reach_it_needs_keys(
+def test_listening_on_public_address_needs_keys(
     pool: KeyedPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = pool.start_wrong_worker("--bind", "tcp://0.0.0.0:0")
@@ -761,7 +762,7 @@ OPENINGS = {
 }
 
 
-def test_garbage_is_closed_and_costs_nothing(pool: KeyedPool) -> None:
+def test_garbage_connections_are_closed_without_memory_growth(pool: KeyedPool) -> None:
     pool.expect_served()  # a worker's first batch makes its arena
     before = {pid: memory(pid) for _, pid in pool.servers}
     with contextlib.ExitStack() as stack:
@@ -799,7 +800,7 @@ def test_clients_without_curve_get_no_answer(pool: KeyedPool) -> None:
 
 
 @pytest.mark.long
-def test_idle_connections_keep_nobody_out_and_are_closed(pool: KeyedPool) -> None:
+def test_idle_connections_are_closed_and_block_no_client(pool: KeyedPool) -> None:
     count = 300
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert soft > 3 * count + 100, f"the test needs more descriptors than {soft}"
@@ -824,7 +825,7 @@ def test_idle_connections_keep_nobody_out_and_are_closed(pool: KeyedPool) -> Non
 # ---- Misbehaving peers with a valid key
 
 
-def test_messages_beyond_the_caps_are_dropped(pool: KeyedPool) -> None:
+def test_oversized_messages_are_dropped(pool: KeyedPool) -> None:
     before = {pid: memory(pid)["VmHWM"] for _, pid in pool.servers}
     for (endpoint, _), server, role in zip(
         pool.servers, ("controller", "worker"), ("worker", "trainer"), strict=True
@@ -844,7 +845,7 @@ def test_messages_beyond_the_caps_are_dropped(pool: KeyedPool) -> None:
 
 
 @pytest.mark.long
-def test_a_user_with_more_connections_than_there_are_descriptors_keeps_nobody_out(
+def test_connection_flood_of_one_user_blocks_no_other_user(
     tmp_path: Path,
 ) -> None:
     """A key let its holder take every descriptor of the controller, and of workers."""
@@ -895,7 +896,7 @@ def test_a_user_with_more_connections_than_there_are_descriptors_keeps_nobody_ou
 # ---- Information that the pool exposes about itself
 
 
-def test_each_process_listens_at_its_addresses_of_loopback(
+def test_processes_listen_only_on_their_loopback_addresses(
     pool: KeyedPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(BENCH)
@@ -915,7 +916,7 @@ def test_each_process_listens_at_its_addresses_of_loopback(
     assert listening_addresses(os.getpid()) == begun
 
 
-def test_no_secret_is_shown(pool: KeyedPool) -> None:
+def test_secrets_do_not_appear_in_output_or_proc(pool: KeyedPool) -> None:
     secrets = [(pool.keys / f"{role}.secret").read_text().strip() for role in ROLES]
     loader = pool.loader(pool.hosts["trainer"])
     next(iter(loader))
@@ -956,14 +957,14 @@ def read_as_user(pid: int, name: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(["cat", f"/proc/{pid}/{name}"], capture_output=True, **AS_USER)
 
 
-def expect_closed(pid: int) -> None:
+def assert_proc_files_unreadable(pid: int) -> None:
     for name in ("environ", "mem", "maps", "auxv"):
         tried = read_as_user(pid, name)
         assert tried.returncode != 0 and b"Permission denied" in tried.stderr, name
         assert not tried.stdout
 
 
-def test_memory_of_a_worker_is_not_for_other_processes_of_its_user() -> None:
+def test_processes_of_same_user_cannot_read_worker_memory() -> None:
     """The worker's key is in it, and the processes of jobs have the same user."""
     with folder_of_user() as folder, contextlib.ExitStack() as stack:
         program = shutil.copy(Path(str(_pool.__file__)).with_name("penstock-server"), folder)
@@ -983,7 +984,7 @@ def test_memory_of_a_worker_is_not_for_other_processes_of_its_user() -> None:
             time.sleep(0.05)
         for pid in found:
             stack.callback(os.kill, pid, signal.SIGKILL)
-        expect_closed(server.pid)
+        assert_proc_files_unreadable(server.pid)
 
 
 # Runs a command as another user, once it is sent a line. The kernel closes the memory of a process
@@ -1003,7 +1004,7 @@ sys.exit(command_line.main())
 
 
 @pytest.mark.parametrize("command", ["controller", "up --engine local --max 1 --state state"])
-def test_memory_of_a_controller_is_not_for_other_processes_of_its_user(command: str) -> None:
+def test_processes_of_same_user_cannot_read_controller_memory(command: str) -> None:
     """Its key is in it, and jobs on its machine may have the same user."""
     with folder_of_user() as folder, contextlib.ExitStack() as stack:
         environment = {"XDG_RUNTIME_DIR": folder, "HOME": folder, "PATH": os.environ["PATH"]}
@@ -1020,4 +1021,4 @@ def test_memory_of_a_controller_is_not_for_other_processes_of_its_user(command: 
         process.stdin.flush()
         while "listens at" not in (line := process.stdout.readline()):
             assert line, process.wait()
-        expect_closed(process.pid)
+        assert_proc_files_unreadable(process.pid)

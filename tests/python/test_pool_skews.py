@@ -74,7 +74,7 @@ def shared_keys() -> Path:
 
 
 @pytest.mark.long
-def test_a_worker_with_another_penstock_is_named_with_both_versions(pool: PoolProcesses) -> None:
+def test_penstock_version_mismatch_names_both_versions(pool: PoolProcesses) -> None:
     both = f"penstock {re.escape(penstock.__version__)} and this worker .* has penstock 9.9.9"
     with (
         serving(pool.start_altered_worker("say_another_version", "9.9.9")),
@@ -87,7 +87,7 @@ def test_a_worker_with_another_penstock_is_named_with_both_versions(pool: PoolPr
 
 
 @pytest.mark.long
-def test_a_trainer_that_speaks_another_protocol_is_told_by_the_worker(pool: PoolProcesses) -> None:
+def test_worker_rejects_trainer_of_other_protocol_version(pool: PoolProcesses) -> None:
     with serving(pool.start_worker()) as worker, RawSocket(DEALER) as trainer:
         trainer.use_key(shared_keys(), "trainer", "worker")
         trainer.connect(worker.served()[0][1])
@@ -99,7 +99,7 @@ def test_a_trainer_that_speaks_another_protocol_is_told_by_the_worker(pool: Pool
 
 
 @pytest.mark.long
-def test_a_worker_that_speaks_another_protocol_is_told_of(pool: PoolProcesses) -> None:
+def test_trainer_warns_about_worker_of_other_protocol_version(pool: PoolProcesses) -> None:
     with RawSocket(ROUTER) as worker, RawSocket(DEALER) as registration:
         worker.be_server(shared_keys(), "worker")
         endpoint = worker.bind()
@@ -132,7 +132,7 @@ def test_a_worker_that_speaks_another_protocol_is_told_of(pool: PoolProcesses) -
         registration.send(farewell_of_worker(worker_id))
 
 
-def test_another_protocol_is_told_by_the_controller(pool: PoolProcesses) -> None:
+def test_controller_rejects_other_protocol_version(pool: PoolProcesses) -> None:
     with RawSocket(DEALER) as worker:
         worker.use_key(shared_keys(), "worker", "controller")
         worker.connect(pool.endpoint)
@@ -145,7 +145,7 @@ def test_another_protocol_is_told_by_the_controller(pool: PoolProcesses) -> None
 # ---- Resources that workers lack
 
 
-def test_a_dataset_that_cannot_be_pickled_is_told_at_once_with_its_attribute(
+def test_unpicklable_dataset_error_names_the_attribute(
     pool: PoolProcesses,
 ) -> None:
     dataset = Augmented(4)
@@ -155,7 +155,7 @@ def test_a_dataset_that_cannot_be_pickled_is_told_at_once_with_its_attribute(
 
 
 @pytest.mark.long
-def test_a_module_that_no_worker_has_is_named(pool: PoolProcesses) -> None:
+def test_missing_module_is_named_by_all_workers(pool: PoolProcesses) -> None:
     words = (
         "(?s)no worker of the pool can run.*'pool_datasets'.*pass pool=.*code_paths=.*install it"
     )
@@ -190,7 +190,7 @@ def consuming(batches: Iterator[Any]) -> Iterator[None]:
 
 
 @pytest.mark.long
-def test_a_job_that_few_workers_can_run_gets_those_and_others_the_rest(pool: PoolProcesses) -> None:
+def test_job_gets_the_workers_that_can_run_it(pool: PoolProcesses) -> None:
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), CODE]))
 
     def wait_for_trainer(worker: Worker) -> tuple[str, list[str]]:
@@ -242,7 +242,7 @@ class Large(torch.utils.data.Dataset[torch.Tensor]):
 
 
 @pytest.mark.long
-def test_a_worker_without_the_memory_for_the_dataset_says_so(pool: PoolProcesses) -> None:
+def test_worker_without_memory_for_dataset_rejects_the_job(pool: PoolProcesses) -> None:
     with serving(pool.start_altered_worker("have_little_memory", "200")):
         with pytest.raises(
             PenstockError, match=r"memory for (the \d+ bytes|a part of the job|its dataset)"
@@ -255,7 +255,7 @@ def test_a_worker_without_the_memory_for_the_dataset_says_so(pool: PoolProcesses
 
 
 @pytest.mark.long
-def test_a_worker_tells_that_no_controller_is_at_the_address(pool: PoolProcesses) -> None:
+def test_worker_reports_missing_controller(pool: PoolProcesses) -> None:
     elsewhere = PoolProcesses(pool.folder)
     elsewhere.endpoint = ABSENT
     try:
@@ -268,7 +268,7 @@ def test_a_worker_tells_that_no_controller_is_at_the_address(pool: PoolProcesses
 
 
 @pytest.mark.long
-def test_a_worker_tells_that_its_controller_went_away_and_ends(pool: PoolProcesses) -> None:
+def test_worker_reports_lost_controller_and_exits(pool: PoolProcesses) -> None:
     other = PoolProcesses(pool.folder)
     try:
         controller = other.start_controller()
@@ -288,7 +288,7 @@ def test_a_worker_tells_that_its_controller_went_away_and_ends(pool: PoolProcess
         other.close()
 
 
-def test_jobs_of_one_name_are_told_apart(pool: PoolProcesses) -> None:
+def test_status_distinguishes_jobs_of_one_name(pool: PoolProcesses) -> None:
     streams = [iter(pooled(pool, Augmented(4))) for _ in range(2)]  # no worker serves them
     deadline = time.monotonic() + SECONDS_MAX
     trainers: list[Any] = []

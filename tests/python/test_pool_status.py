@@ -104,7 +104,7 @@ FIRST = "11a1000000000001"
 SECOND = "11a2000000000001"
 
 
-def test_refused_claims_are_shown_with_their_key_and_count() -> None:
+def test_status_shows_rejected_claims_with_key_and_count() -> None:
     claim = (
         "a process with the key of the user ann claimed to be trainer 11a1000000000001 and is not"
     )
@@ -114,12 +114,12 @@ def test_refused_claims_are_shown_with_their_key_and_count() -> None:
         assert f"\nrefused {line} ago: {claim}" in shown([worker(1)], [], offences=offences)
 
 
-def test_keys_that_cannot_be_read_again_are_told() -> None:
+def test_status_reports_unreadable_keys() -> None:
     trouble = "the keys in /k cannot be used: its mode is 0755"
     assert f"goes by those that it has: {trouble}" in shown([worker(1)], [], key_trouble=trouble)
 
 
-def test_a_status_is_a_table_of_workers_and_one_of_jobs() -> None:
+def test_status_has_a_worker_table_and_a_job_table() -> None:
     text = shown(
         [
             worker(1, trainer=FIRST),
@@ -146,7 +146,7 @@ train.py: Images  gpu2/4   11a20000  1 of 3   12.3       26%    12,345     3    
     )
 
 
-def test_machine_whose_key_a_worker_has_is_shown_with_it() -> None:
+def test_status_shows_machine_of_worker_key() -> None:
     lines = shown([worker(1, machine="beta"), worker(2)], []).splitlines()
     assert lines[3:5] == [
         "node1/17 (beta)  00a10000  tcp://10.0.0.2:4001  no job",
@@ -154,13 +154,13 @@ def test_machine_whose_key_a_worker_has_is_shown_with_it() -> None:
     ]
 
 
-def test_a_pool_of_nobody_says_so() -> None:
+def test_empty_pool_status_shows_no_workers_and_no_jobs() -> None:
     text = shown([], [], is_settled=False)
     assert "22ab0000 at tcp://10.0.0.1:5; starting, no workers are assigned yet" in text
     assert "\nno workers\n" in text and text.endswith("\nno jobs")
 
 
-def test_a_job_that_asks_for_nothing_is_idle_and_then_left_out() -> None:
+def test_idle_job_is_shown_as_idle_and_later_hidden() -> None:
     idle = trainer(1, workers=0, workers_max=0, idle_s=8.2)
     assert re.search("gpu1/4 +11a10000 +- +idle for 8 s +12,345$", shown([], [idle]), re.MULTILINE)
     dead = trainer(2, workers=0, workers_max=0, idle_s=61.0)
@@ -172,12 +172,12 @@ def test_a_job_that_asks_for_nothing_is_idle_and_then_left_out() -> None:
     assert "gpu2/4" in text and "--all" not in text
 
 
-def test_rates_are_unknown_at_first() -> None:
+def test_unknown_rates_are_shown_as_dashes() -> None:
     text = shown([], [trainer(1, batches_per_s=None, waited_share=None)])
     assert re.search("11a10000 +2 +- +- +12,345", text)
 
 
-def test_why_a_worker_cannot_run_a_job_is_said_while_the_job_is_there() -> None:
+def test_status_shows_why_a_worker_cannot_run_a_job() -> None:
     gone = "11a9000000000001"
     unfit = worker(1, unfit_for=[gone, FIRST], unfit_reason="it needs the module 'images'")
     waiting = trainer(1, workers=0)
@@ -202,14 +202,14 @@ def test_why_a_worker_cannot_run_a_job_is_said_while_the_job_is_there() -> None:
         ([worker(1, trainer=SECOND)], True, "the workers serve other jobs, or are about to start"),
     ],
 )
-def test_why_a_job_has_no_worker_is_said(
+def test_status_shows_why_a_job_has_no_worker(
     workers: list[dict[str, Any]], settled: bool, why: str
 ) -> None:
     text = shown(workers, [trainer(1, workers=0), trainer(2)], is_settled=settled)
     assert f"\ntrain.py: Images of gpu1/4 has no worker: {why}" in text
 
 
-def test_versions_are_shown_where_they_differ() -> None:
+def test_status_shows_versions_only_if_they_differ() -> None:
     same = [worker(1), worker(2), worker(3), worker(4)]
     assert "torch" not in shown(same, [])
     other = worker(5, about="node5, process 17, penstock 0.0.9, torch 2.10.0")
@@ -219,7 +219,7 @@ def test_versions_are_shown_where_they_differ() -> None:
     ]
 
 
-def test_what_peers_say_of_themselves_moves_no_cursor() -> None:
+def test_control_characters_from_peers_are_escaped() -> None:
     """The controller escapes each byte of it separately, and so text in other alphabets, too."""
     job = "B\u00c3\u00bccher\x1b[2J\nx"  # "Bücher" in UTF-8, a byte a character
     text = shown(
@@ -231,7 +231,7 @@ def test_what_peers_say_of_themselves_moves_no_cursor() -> None:
     assert "\n00a10000  00a10000  tcp" in text  # the name of a user without one
 
 
-def test_a_worker_is_found_by_its_name_or_how_its_id_begins() -> None:
+def test_worker_is_found_by_name_or_id_prefix() -> None:
     status = PoolStatus({"workers": [worker(1), worker(2)]})
     for wanted in ("00A1", "node1/17", "00a1000000000001"):
         assert status.find_worker(wanted)["id"] == "00a1000000000001"
@@ -265,7 +265,7 @@ ENGINE = {
 }
 
 
-def test_an_engine_is_shown_with_what_it_runs_and_why() -> None:
+def test_status_shows_engine_counts_and_reason() -> None:
     text = shown([], [], engine=ENGINE)
     assert (
         "engine slurm: 4 running, 1 starting, 2 stopping, 6 wanted (0 to 8); the jobs can use 6"
@@ -295,7 +295,7 @@ def status_when(pool: PoolProcesses, is_so: Callable[[dict[str, Any]], bool]) ->
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_controller_knows_rates_and_how_long_a_job_is_idle(pool: PoolProcesses) -> None:
+def test_controller_measures_rates_and_idle_time_of_jobs(pool: PoolProcesses) -> None:
     pool.start_worker()
     loader = DataLoader(TensorDataset(torch.zeros(8)), pool=pool.endpoint)
     batches = iter(loader)
@@ -309,7 +309,7 @@ def test_a_controller_knows_rates_and_how_long_a_job_is_idle(pool: PoolProcesses
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_controller_knows_why_a_worker_refused_a_job(pool: PoolProcesses) -> None:
+def test_controller_has_the_reason_of_a_job_rejection(pool: PoolProcesses) -> None:
     pool.start_worker(environment={"PENSTOCK_JOB_BYTES": "100"})
     loader = DataLoader(TensorDataset(torch.zeros(8)), pool=pool.endpoint)
     with pytest.raises(Exception, match="PENSTOCK_JOB_BYTES"), pytest.warns(match="JOB_BYTES"):

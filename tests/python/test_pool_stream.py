@@ -65,7 +65,7 @@ def seeded_digests(loader: DataLoader[Any], epochs: int = 1) -> list[list[str]]:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("persistent", [False, True])
-def test_a_shuffled_stream_is_that_of_one_process(
+def test_shuffled_pool_stream_matches_one_process(
     steady_pool: PoolProcesses, persistent: bool
 ) -> None:
     dataset = Augmented(100)
@@ -76,7 +76,7 @@ def test_a_shuffled_stream_is_that_of_one_process(
     assert loader.stats().batches == 3 * 13
 
 
-def test_a_sampler_of_the_users_own_is_pulled_in_its_order(steady_pool: PoolProcesses) -> None:
+def test_user_sampler_order_is_kept_on_a_pool(steady_pool: PoolProcesses) -> None:
     dataset = Augmented(60)
     order = [3, 1, 4, 1, 5, 9, 2, 6, 5, 35] * 3
     expected = seeded_digests(alone(dataset, batch_size=4, sampler=order))
@@ -84,7 +84,9 @@ def test_a_sampler_of_the_users_own_is_pulled_in_its_order(steady_pool: PoolProc
 
 
 @pytest.mark.parametrize("make", [Shards, StatefulShards])
-def test_the_shards_of_an_iterable_dataset(steady_pool: PoolProcesses, make: Any) -> None:
+def test_pool_shards_of_iterable_dataset_match_one_process(
+    steady_pool: PoolProcesses, make: Any
+) -> None:
     dataset = make(101)
     expected = seeded_digests(alone(dataset, batch_size=4, shards=5), epochs=2)
     assert (
@@ -93,7 +95,7 @@ def test_the_shards_of_an_iterable_dataset(steady_pool: PoolProcesses, make: Any
 
 
 @pytest.mark.parametrize("make", [Augmented, Shards, StatefulShards])
-def test_a_stream_is_resumed_with_a_pool_and_without(steady_pool: PoolProcesses, make: Any) -> None:
+def test_pool_state_resumes_with_and_without_a_pool(steady_pool: PoolProcesses, make: Any) -> None:
     dataset = make(96)
     options: dict[str, Any] = {"batch_size": 4}
     options.update({"shuffle": True} if make is Augmented else {"shards": 3})
@@ -109,7 +111,7 @@ def test_a_stream_is_resumed_with_a_pool_and_without(steady_pool: PoolProcesses,
 
 
 @pytest.mark.long
-def test_large_batches_come_in_pieces(steady_pool: PoolProcesses) -> None:
+def test_large_batches_arrive_from_a_pool(steady_pool: PoolProcesses) -> None:
     dataset = Augmented(12, values=3_000_000)  # 48 MB a batch
     expected = seeded_digests(alone(dataset, batch_size=4))
     assert seeded_digests(pooled(steady_pool, dataset, batch_size=4)) == expected
@@ -134,7 +136,7 @@ class Odd(Dataset[Any]):
         }
 
 
-def test_batches_of_arrays_text_and_namedtuples(steady_pool: PoolProcesses) -> None:
+def test_batches_of_arrays_text_and_namedtuples_match(steady_pool: PoolProcesses) -> None:
     dataset = Odd()
     options = {"batch_size": 2, "collate_fn": dataset.collate}
     batches = list(pooled(steady_pool, dataset, **options))
@@ -152,7 +154,7 @@ def opaque(samples: Any) -> Any:
     return Opaque()
 
 
-def test_objects_need_trust(steady_pool: PoolProcesses) -> None:
+def test_arbitrary_objects_need_trust_workers(steady_pool: PoolProcesses) -> None:
     with pytest.raises(penstock.errors.PenstockError, match="trust_workers=True"):
         list(pooled(steady_pool, Odd(), collate_fn=opaque))
     loader = pooled(steady_pool, Odd(), collate_fn=opaque, trust_workers=True)
@@ -175,7 +177,7 @@ class Program:
 Program.__module__ = Program.Batch.__module__ = Program.Kind.__module__ = "__main__"
 
 
-def test_a_batch_may_be_of_a_class_of_the_program_itself(
+def test_batches_may_have_classes_of_the_main_module(
     steady_pool: PoolProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error was "Can't pickle <class '__main__.Batch'>", also with trust_workers."""
@@ -205,7 +207,7 @@ class Failing(Dataset[int]):
         return index
 
 
-def test_errors_are_raised_in_their_place_by_name(steady_pool: PoolProcesses) -> None:
+def test_dataset_errors_are_raised_at_their_position(steady_pool: PoolProcesses) -> None:
     batches = iter(pooled(steady_pool, Failing(ValueError)))
     assert [int(next(batches)), int(next(batches))] == [0, 1]
     words = rf"worker [0-9a-f]{{16}} \({socket.gethostname()}, process \d+, working directory /"
@@ -217,7 +219,7 @@ def test_errors_are_raised_in_their_place_by_name(steady_pool: PoolProcesses) ->
 
 
 @pytest.mark.long
-def test_a_worker_that_joins_serves_the_stream_that_runs(pool: PoolProcesses) -> None:
+def test_worker_added_later_serves_the_running_stream(pool: PoolProcesses) -> None:
     pool.start_worker()
     dataset = Augmented(400)
     torch.manual_seed(7)
@@ -229,7 +231,7 @@ def test_a_worker_that_joins_serves_the_stream_that_runs(pool: PoolProcesses) ->
     assert found + digests(batches) == expected
 
 
-def test_workers_that_are_killed_cost_no_batch(pool: PoolProcesses) -> None:
+def test_killed_workers_lose_no_batch(pool: PoolProcesses) -> None:
     workers = pool.start_workers(3)
     dataset = Augmented(300)
     torch.manual_seed(7)
@@ -254,7 +256,7 @@ class Deadly(Dataset[int]):
         return index
 
 
-def test_a_batch_that_kills_its_workers_fails_with_its_samples(pool: PoolProcesses) -> None:
+def test_batch_that_kills_workers_fails_naming_its_samples(pool: PoolProcesses) -> None:
     pool.start_worker(processes=2)
     batches = iter(pooled(pool, Deadly(), batch_size=2))
     assert [next(batches).tolist(), next(batches).tolist()] == [[0, 1], [2, 3]]
@@ -272,14 +274,14 @@ def test_own_workers_and_the_pool_serve_one_stream(steady_pool: PoolProcesses) -
 
 
 @pytest.mark.long
-def test_own_workers_serve_without_the_pools(pool: PoolProcesses) -> None:
+def test_own_workers_serve_while_the_pool_is_empty(pool: PoolProcesses) -> None:
     dataset = Augmented(40)
     expected = seeded_digests(alone(dataset, batch_size=4))
     assert seeded_digests(pooled(pool, dataset, batch_size=4, num_workers=1)) == expected
 
 
 @pytest.mark.long
-def test_own_workers_that_a_later_epoch_adds_serve_it_when_the_pool_is_drained(
+def test_own_workers_added_later_serve_after_pool_is_drained(
     pool: PoolProcesses,
 ) -> None:
     """Training waited for ever: two local processes ran, and got no requests."""
@@ -293,7 +295,7 @@ def test_own_workers_that_a_later_epoch_adds_serve_it_when_the_pool_is_drained(
 
 
 @pytest.mark.long
-def test_an_empty_pool_says_what_it_waits_for_until_the_timeout(pool: PoolProcesses) -> None:
+def test_empty_pool_warns_and_times_out(pool: PoolProcesses) -> None:
     loader = DataLoader(Augmented(4), pool=pool.endpoint, timeout=7)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", PoolWarning)
@@ -303,14 +305,14 @@ def test_an_empty_pool_says_what_it_waits_for_until_the_timeout(pool: PoolProces
 
 
 @pytest.mark.long
-def test_an_address_without_a_controller_is_named(pool: PoolProcesses) -> None:
+def test_timeout_error_names_address_without_controller(pool: PoolProcesses) -> None:
     pool.close()
     loader = DataLoader(Augmented(4), pool=pool.endpoint, timeout=2)
     with pytest.raises(RuntimeError, match="(?s)timed out.*no controller answered at tcp://"):
         next(iter(loader))
 
 
-def test_a_name_that_nobody_knows_is_not_a_controller_that_is_to_be_started(
+def test_unknown_host_error_does_not_suggest_a_controller(
     pool: PoolProcesses,
 ) -> None:
     loader = DataLoader(Augmented(4), pool="tcp://no-such-host.invalid:7000", timeout=1)
@@ -322,7 +324,7 @@ def test_a_name_that_nobody_knows_is_not_a_controller_that_is_to_be_started(
 
 
 @pytest.mark.long
-def test_a_controller_that_answered_before_may_have_ended(pool: PoolProcesses) -> None:
+def test_error_says_when_the_controller_last_answered(pool: PoolProcesses) -> None:
     pool.start_worker()
     dataset = Augmented(4)
     loader = pooled(pool, dataset)
@@ -335,7 +337,7 @@ def test_a_controller_that_answered_before_may_have_ended(pool: PoolProcesses) -
         next(iter(loader))
 
 
-def test_a_stream_goes_on_while_the_controller_is_away(pool: PoolProcesses) -> None:
+def test_stream_continues_while_controller_is_down(pool: PoolProcesses) -> None:
     pool.start_worker(processes=2)
     dataset = Augmented(300)
     torch.manual_seed(7)
@@ -350,7 +352,7 @@ def test_a_stream_goes_on_while_the_controller_is_away(pool: PoolProcesses) -> N
 
 
 @pytest.mark.long
-def test_the_next_epochs_need_no_controller(pool: PoolProcesses) -> None:
+def test_next_epochs_need_no_controller(pool: PoolProcesses) -> None:
     pool.start_worker(processes=2)
     options: dict[str, Any] = {"batch_size": 4, "shuffle": True}
     expected = seeded_digests(alone(Augmented(80), **options), epochs=3)
@@ -363,7 +365,7 @@ def test_the_next_epochs_need_no_controller(pool: PoolProcesses) -> None:
 
 
 @pytest.mark.parametrize("make", [Augmented, StatefulShards])
-def test_epochs_that_are_broken_off_and_changed_between(
+def test_abandoned_and_changed_epochs_match_one_process(
     steady_pool: PoolProcesses, make: Any
 ) -> None:
     """The client that an iterator leaves behind serves the next one, if that belongs to the same
@@ -390,7 +392,7 @@ def test_epochs_that_are_broken_off_and_changed_between(
     assert streams == list(stream(alone(expected, **options), expected))
 
 
-def test_no_client_outlives_its_loader(steady_pool: PoolProcesses) -> None:
+def test_client_does_not_outlive_its_loader(steady_pool: PoolProcesses) -> None:
     gc.collect()
     before = clients()
     loader = pooled(steady_pool, Augmented(8))
@@ -416,7 +418,7 @@ class PulledTwice:
 
 
 @pytest.mark.parametrize("sampler", [None, NeverPulled(), PulledTwice()])
-def test_an_iterator_that_failed_leaves_the_pool_while_its_error_is_kept(
+def test_failed_iterator_leaves_the_pool_even_if_error_is_kept(
     steady_pool: PoolProcesses, sampler: Any
 ) -> None:
     """The user kept the errors of five loops: the pool had six trainers."""
@@ -459,12 +461,12 @@ def test_two_jobs_share_a_pool(steady_pool: PoolProcesses) -> None:
         ({"timeout": -1}, "seconds, or 0"),
     ],
 )
-def test_options_that_cannot_be(options: dict[str, Any], words: str) -> None:
+def test_invalid_pool_options_are_rejected(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         DataLoader(Augmented(4), **{"pool": "tcp://127.0.0.1:7000", **options})
 
 
-def test_a_pool_allows_options_that_torch_forbids_without_workers() -> None:
+def test_pool_allows_worker_options_without_num_workers() -> None:
     loader = DataLoader(
         Augmented(4), pool="tcp://127.0.0.1:7", prefetch_factor=3, persistent_workers=True
     )

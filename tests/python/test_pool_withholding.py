@@ -41,7 +41,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProces
 
 
 @pytest.mark.long
-def test_leaves_that_nobody_reads_do_not_cross(pool: PoolProcesses) -> None:
+def test_unread_leaves_are_not_sent(pool: PoolProcesses) -> None:
     pool.start_worker()  # one: the first batch of a late second one would be compared
     loader = loader_of(pool, Pictures(400))
     assert losses_of(loader, plain_step, is_offloaded=True) == expected(400, plain_step)
@@ -53,7 +53,7 @@ def test_leaves_that_nobody_reads_do_not_cross(pool: PoolProcesses) -> None:
 
 
 @pytest.mark.long
-def test_a_leaf_that_the_program_reads_crosses(pool: PoolProcesses) -> None:
+def test_leaf_read_by_the_program_is_sent(pool: PoolProcesses) -> None:
     def step(model: Any, batch: dict[str, Any]) -> torch.Tensor:
         target = batch["mask"].float().mean()
         return plain_step(model, batch) + target
@@ -68,7 +68,7 @@ def test_a_leaf_that_the_program_reads_crosses(pool: PoolProcesses) -> None:
 
 
 @pytest.mark.long
-def test_a_leaf_that_is_read_now_and_then_is_right(pool: PoolProcesses) -> None:
+def test_rarely_read_leaf_is_fetched_correctly(pool: PoolProcesses) -> None:
     """Where its batch arrived without it; the start of that depends on how busy the machine is."""
     step_count = withheld_count = 0
     read_at: list[int] = []
@@ -96,7 +96,7 @@ def test_a_leaf_that_is_read_now_and_then_is_right(pool: PoolProcesses) -> None:
 
 
 @pytest.mark.long
-def test_a_leaf_that_is_recalled_often_is_sent_again(pool: PoolProcesses) -> None:
+def test_often_fetched_leaf_is_sent_again(pool: PoolProcesses) -> None:
     count = 0
 
     def step(model: Any, batch: dict[str, Any]) -> torch.Tensor:
@@ -115,7 +115,7 @@ def test_a_leaf_that_is_recalled_often_is_sent_again(pool: PoolProcesses) -> Non
 
 
 @pytest.mark.long
-def test_a_worker_that_died_before_a_recall_is_replaced(pool: PoolProcesses) -> None:
+def test_lazy_fetch_after_worker_death_uses_another_worker(pool: PoolProcesses) -> None:
     first = pool.start_worker()
     loader = loader_of(pool, Pictures(4000), shuffle=False)
     torch.manual_seed(3)
@@ -138,7 +138,7 @@ def test_a_worker_that_died_before_a_recall_is_replaced(pool: PoolProcesses) -> 
 
 
 @pytest.mark.long
-def test_a_dataset_that_gives_other_values_is_told_of(pool: PoolProcesses) -> None:
+def test_recreated_batch_with_other_values_raises(pool: PoolProcesses) -> None:
     first = pool.start_worker()
     loader = loader_of(pool, ForgetfulPictures(4000))
     model = penstock.offload(Shrinking(), loader, cut="maximal")
@@ -152,7 +152,7 @@ def test_a_dataset_that_gives_other_values_is_told_of(pool: PoolProcesses) -> No
 
 
 @pytest.mark.long
-def test_a_batch_outlives_its_loader(pool: PoolProcesses) -> None:
+def test_lazy_batch_outlives_its_loader(pool: PoolProcesses) -> None:
     pool.start_worker()
     loader = loader_of(pool, Pictures(4000))
     model = penstock.offload(Shrinking(), loader, cut="maximal")
@@ -162,7 +162,7 @@ def test_a_batch_outlives_its_loader(pool: PoolProcesses) -> None:
     assert 100 < float(batch["image"].float().mean()) < 150
 
 
-def test_leaves_come_before_own_workers_end(pool: PoolProcesses) -> None:
+def test_leaves_are_fetched_before_own_workers_end(pool: PoolProcesses) -> None:
     loader = loader_of(pool, Pictures(480), num_workers=1)
     model = penstock.offload(Shrinking(), loader, cut="maximal")
     for batch in loader:
@@ -172,7 +172,7 @@ def test_leaves_come_before_own_workers_end(pool: PoolProcesses) -> None:
 
 
 @pytest.mark.long
-def test_a_leaf_that_no_worker_has_any_more_is_told_of(pool: PoolProcesses) -> None:
+def test_unavailable_leaf_raises_when_read(pool: PoolProcesses) -> None:
     worker = pool.start_worker()
     loader = loader_of(pool, Pictures(4000))
     model = penstock.offload(Shrinking(), loader, cut="maximal")
@@ -193,7 +193,7 @@ def _sum_of(image: torch.Tensor, answers: Any) -> None:
 
 
 @pytest.mark.long
-def test_a_leaf_is_not_read_in_a_forked_process(pool: PoolProcesses) -> None:
+def test_reading_a_leaf_in_a_forked_process_raises(pool: PoolProcesses) -> None:
     pool.start_worker()
     loader = loader_of(pool, Pictures(4000))
     model = penstock.offload(Shrinking(), loader, cut="maximal")
@@ -210,7 +210,7 @@ def test_a_leaf_is_not_read_in_a_forked_process(pool: PoolProcesses) -> None:
 
 
 @pytest.mark.long
-def test_the_last_batch_can_be_read_after_its_epoch(pool: PoolProcesses) -> None:
+def test_last_batch_is_readable_after_its_epoch(pool: PoolProcesses) -> None:
     pool.start_worker()
     loader = loader_of(pool, Pictures(480))
     model = penstock.offload(Shrinking(), loader, cut="maximal")
@@ -222,7 +222,7 @@ def test_the_last_batch_can_be_read_after_its_epoch(pool: PoolProcesses) -> None
 
 
 @pytest.mark.long
-def test_written_leaves_are_the_programs_own(pool: PoolProcesses) -> None:
+def test_in_place_writes_to_leaves_are_kept(pool: PoolProcesses) -> None:
     def step(model: Any, batch: dict[str, Any]) -> torch.Tensor:
         loss = plain_step(model, batch)
         if int(batch["class"].sum()) % 13 == 0:

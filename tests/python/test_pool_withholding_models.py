@@ -35,7 +35,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProces
     yield from pool_of(tmp_path, monkeypatch)
 
 
-def now_and_then(count_between: int) -> Step:
+def reading_now_and_then(count_between: int) -> Step:
     """A step that also reads the image outside the model, in one batch out of this many."""
     count = 0
 
@@ -70,7 +70,9 @@ def adversarial(count_between: int) -> Step:
 # ---- Several loaders
 
 
-def validated(train: Any, val: Any, *, is_offloaded: bool, is_mixed: bool = False) -> list[float]:
+def train_with_validation(
+    train: Any, val: Any, *, is_offloaded: bool, is_mixed: bool = False
+) -> list[float]:
     """Losses of a training with validation after each epoch, or in the middle of each step."""
     torch.manual_seed(0)
     model: Any = with_own_code(Shrinking())
@@ -104,14 +106,14 @@ def validated(train: Any, val: Any, *, is_offloaded: bool, is_mixed: bool = Fals
 
 
 @pytest.mark.parametrize("is_mixed", [False, True], ids=["after each epoch", "in each step"])
-def test_leaves_of_training_and_validation_stay_with_the_workers(
+def test_unread_leaves_of_two_loaders_stay_with_workers(
     pool: PoolProcesses, is_mixed: bool
 ) -> None:
     def seeded() -> dict[str, Any]:
         # A pool's loader draws when iter() is called, and one without workers at the first batch.
         return {"seeding": "batch", "generator": torch.Generator().manual_seed(5)}
 
-    wanted = validated(
+    wanted = train_with_validation(
         DataLoader(Pictures(160), batch_size=8, shuffle=True, **seeded()),
         DataLoader(Pictures(160, edge=48), batch_size=8, **seeded()),
         is_offloaded=False,
@@ -120,7 +122,7 @@ def test_leaves_of_training_and_validation_stay_with_the_workers(
     pool.start_worker(processes=2)  # each serves one loader at a time
     train = loader_of(pool, Pictures(160), **seeded())
     val = loader_of(pool, Pictures(160, edge=48), shuffle=False, **seeded())
-    assert validated(train, val, is_offloaded=True, is_mixed=is_mixed) == wanted
+    assert train_with_validation(train, val, is_offloaded=True, is_mixed=is_mixed) == wanted
     for loader, part in ((train, 1), (val, (48 / 64) ** 2)):
         stats = loader.stats()
         assert stats.recalled_batches <= 1  # the first of the other worker, which is compared
@@ -177,7 +179,7 @@ def with_other_graph(model: Any, batch: dict[str, Any]) -> torch.Tensor:
     return plain_step(model, batch)
 
 
-def withheld_by(
+def train_on_pool(
     pool: PoolProcesses, make_model: Callable[[], Any], step: Step = plain_step, count: int = 200
 ) -> Any:
     """Trains with the pool, with the losses of a plain program; returns the loader's statistics."""
@@ -190,29 +192,29 @@ def withheld_by(
 
 
 @pytest.mark.parametrize("make_model", [compiled, compiled_in_place])
-def test_leaves_of_a_compiled_model_stay_with_the_workers(
+def test_unread_leaves_of_compiled_model_stay_with_workers(
     pool: PoolProcesses, make_model: Callable[[], Any]
 ) -> None:
-    stats = withheld_by(pool, make_model)
+    stats = train_on_pool(pool, make_model)
     assert stats.recalled_batches == 0
     assert stats.withheld_bytes > 30 * (IMAGE_BYTES + MASK_BYTES)
     assert stats.batch_bytes < stats.withheld_bytes
 
 
-def test_a_last_batch_of_another_size_is_compared_once(pool: PoolProcesses) -> None:
-    assert withheld_by(pool, compiled, count=196).recalled_batches <= 1
+def test_last_batch_of_other_size_is_compared_once(pool: PoolProcesses) -> None:
+    assert train_on_pool(pool, compiled, count=196).recalled_batches <= 1
 
 
-def test_a_leaf_that_is_read_beside_a_compiled_model_is_right(pool: PoolProcesses) -> None:
-    wanted = expected(200, now_and_then(35), compiled)
+def test_leaf_read_outside_compiled_model_is_fetched(pool: PoolProcesses) -> None:
+    wanted = expected(200, reading_now_and_then(35), compiled)
     pool.start_worker()
     loader = loader_of(pool, Pictures(200))
-    ours = losses_of(loader, now_and_then(35), is_offloaded=True, make_model=compiled)
+    ours = losses_of(loader, reading_now_and_then(35), is_offloaded=True, make_model=compiled)
     assert ours == wanted
     assert loader.stats().recalled_batches == 1
 
 
-def test_a_compiled_model_gives_gradients_to_a_leaf_that_had_stayed(pool: PoolProcesses) -> None:
+def test_compiled_model_gives_gradients_to_fetched_leaf(pool: PoolProcesses) -> None:
     wanted = expected(200, adversarial(35), compiled, FloatPictures)
     pool.start_worker()
     loader = loader_of(pool, FloatPictures(200))
@@ -221,14 +223,16 @@ def test_a_compiled_model_gives_gradients_to_a_leaf_that_had_stayed(pool: PoolPr
     assert loader.stats().recalled_batches == 1
 
 
-def test_a_graph_break_that_reads_a_leaf_recalls_it(pool: PoolProcesses) -> None:
-    stats = withheld_by(pool, lambda: torch.compile(with_own_code(Breaking()), backend="aot_eager"))
+def test_graph_break_that_reads_a_leaf_fetches_it(pool: PoolProcesses) -> None:
+    stats = train_on_pool(
+        pool, lambda: torch.compile(with_own_code(Breaking()), backend="aot_eager")
+    )
     assert stats.recalled_batches == 1
     assert stats.withheld_bytes > 10 * IMAGE_BYTES
 
 
-def test_a_graph_that_reads_what_others_did_not_is_right(pool: PoolProcesses) -> None:
-    stats = withheld_by(
+def test_new_graph_that_reads_a_leaf_fetches_it(pool: PoolProcesses) -> None:
+    stats = train_on_pool(
         pool,
         lambda: torch.compile(with_own_code(Reading()), backend="aot_eager"),
         with_other_graph,
@@ -250,22 +254,22 @@ def traced() -> Any:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("make_model", [scripted, traced])
-def test_leaves_of_a_script_module_stay_with_the_workers(
+def test_unread_leaves_of_script_module_stay_with_workers(
     pool: PoolProcesses, make_model: Callable[[], Any]
 ) -> None:
     expected(80, plain_step, make_model)  # programs of one class are shared, and settle
-    stats = withheld_by(pool, make_model)
+    stats = train_on_pool(pool, make_model)
     assert stats.recalled_batches == 0
     assert stats.withheld_bytes > 30 * (IMAGE_BYTES + MASK_BYTES)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_a_leaf_that_is_read_beside_a_script_module_is_right(pool: PoolProcesses) -> None:
+def test_leaf_read_outside_script_module_is_fetched(pool: PoolProcesses) -> None:
     expected(80, plain_step, scripted)
-    wanted = expected(200, now_and_then(35), scripted)
+    wanted = expected(200, reading_now_and_then(35), scripted)
     pool.start_worker()
     loader = loader_of(pool, Pictures(200))
-    ours = losses_of(loader, now_and_then(35), is_offloaded=True, make_model=scripted)
+    ours = losses_of(loader, reading_now_and_then(35), is_offloaded=True, make_model=scripted)
     assert ours == wanted
     assert loader.stats().recalled_batches == 1
 
@@ -273,7 +277,7 @@ def test_a_leaf_that_is_read_beside_a_script_module_is_right(pool: PoolProcesses
 # ---- An iterable dataset
 
 
-def test_batches_of_an_iterable_dataset_are_cut_and_come_whole(pool: PoolProcesses) -> None:
+def test_iterable_dataset_batches_are_cut_but_sent_whole(pool: PoolProcesses) -> None:
     """They cannot be made again out of order, so no leaf could be recalled."""
     options: dict[str, Any] = {"shards": 2, "seeding": "batch"}
     plain = DataLoader(PictureShards(160), batch_size=8, **options)
@@ -290,7 +294,7 @@ def test_batches_of_an_iterable_dataset_are_cut_and_come_whole(pool: PoolProcess
 # ---- A loader without workers
 
 
-def test_a_loader_without_workers_is_cut_where_a_pool_is_there(
+def test_loader_without_workers_is_cut_on_a_pool(
     pool: PoolProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = expected(200, plain_step)

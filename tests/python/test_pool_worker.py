@@ -74,7 +74,7 @@ def reported(pool: PoolProcesses, count: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.long
-def test_workers_may_be_there_before_their_controller(pool: PoolProcesses) -> None:
+def test_workers_may_start_before_their_controller(pool: PoolProcesses) -> None:
     where = f"tcp://127.0.0.1:{free_port()}"
     worker = launch(pool, "--processes", "2", controller=where)
     said = worker.served(2)
@@ -97,7 +97,7 @@ def test_workers_may_be_there_before_their_controller(pool: PoolProcesses) -> No
 
 
 @pytest.mark.long
-def test_sigterm_drains_and_a_drained_worker_is_not_started_again(pool: PoolProcesses) -> None:
+def test_drained_workers_are_not_restarted(pool: PoolProcesses) -> None:
     worker = pool.start_worker(processes=2)
     first = reported(pool, 2)[0]
     assert _pool.drain_worker(pool.endpoint, None, int(first["id"], 16), SECONDS_MAX)
@@ -117,7 +117,7 @@ def test_sigterm_drains_and_a_drained_worker_is_not_started_again(pool: PoolProc
 
 
 @pytest.mark.long
-def test_a_server_that_is_killed_is_replaced_with_all_its_workers(pool: PoolProcesses) -> None:
+def test_killed_server_is_replaced_with_its_workers(pool: PoolProcesses) -> None:
     port = free_port(2)
     worker = pool.start_worker("--bind", f"tcp://127.0.0.1:{port}", processes=2)
     before = worker.served(2)
@@ -138,7 +138,7 @@ def test_a_server_that_is_killed_is_replaced_with_all_its_workers(pool: PoolProc
 
 
 @pytest.mark.long
-def test_workers_of_one_server_are_told_apart(pool: PoolProcesses) -> None:
+def test_workers_of_one_server_have_distinct_names(pool: PoolProcesses) -> None:
     worker = pool.start_worker(processes=2)
     (_, _, pid), _ = worker.served(2)
     host = socket.gethostname()
@@ -147,9 +147,7 @@ def test_workers_of_one_server_are_told_apart(pool: PoolProcesses) -> None:
 
 
 @pytest.mark.long
-def test_a_process_that_cannot_be_started_is_tried_again(
-    pool: PoolProcesses, tmp_path: Path
-) -> None:
+def test_failed_process_start_is_retried(pool: PoolProcesses, tmp_path: Path) -> None:
     """/tmp was full, or there was no process number left, when one was to be replaced, and it was
     given up."""
     worker = pool.start_worker(processes=2)
@@ -166,7 +164,7 @@ def test_a_process_that_cannot_be_started_is_tried_again(
 
 
 @pytest.mark.long
-def test_keys_of_another_pool_are_told_once(pool: PoolProcesses) -> None:
+def test_keys_of_another_pool_are_reported_once(pool: PoolProcesses) -> None:
     for folder in ("keys", "others"):
         _pool.make_key_folder(str(pool.folder / folder))
     pool.start_controller("--keys", str(pool.folder / "keys"))
@@ -181,7 +179,7 @@ def test_keys_of_another_pool_are_told_once(pool: PoolProcesses) -> None:
 
 
 @pytest.mark.parametrize("place", [0, pytest.param(1, marks=pytest.mark.long)])
-def test_a_port_that_is_taken_ends_the_command(pool: PoolProcesses, place: int) -> None:
+def test_port_in_use_ends_the_command(pool: PoolProcesses, place: int) -> None:
     """Also where other workers of the same command have theirs."""
     port = free_port(2)
     with socket.socket() as taken:
@@ -197,7 +195,7 @@ def test_a_port_that_is_taken_ends_the_command(pool: PoolProcesses, place: int) 
 
 
 @pytest.mark.long
-def test_what_is_called_wrongly_is_said(
+def test_wrong_worker_arguments_give_error_and_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("PENSTOCK_POOL", raising=False)
@@ -247,9 +245,7 @@ def wait_until_draining(pool: PoolProcesses) -> None:
         assert time.monotonic() < deadline
 
 
-def test_a_worker_that_is_drained_finishes_what_it_makes(
-    pool: PoolProcesses, tmp_path: Path
-) -> None:
+def test_drained_worker_finishes_its_batch(pool: PoolProcesses, tmp_path: Path) -> None:
     worker = pool.start_worker()
     loader = DataLoader(Blocking(tmp_path), pool=Pool(pool.endpoint, code_paths=[CODE]), timeout=60)
     batches = iter(loader)
@@ -266,7 +262,7 @@ def test_a_worker_that_is_drained_finishes_what_it_makes(
 
 
 @pytest.mark.long
-def test_a_second_signal_ends_a_worker_at_once(pool: PoolProcesses, tmp_path: Path) -> None:
+def test_second_signal_ends_worker_immediately(pool: PoolProcesses, tmp_path: Path) -> None:
     worker = pool.start_worker()
     loader = DataLoader(Blocking(tmp_path), pool=Pool(pool.endpoint, code_paths=[CODE]), timeout=60)
     batches = iter(loader)
@@ -284,7 +280,7 @@ def test_a_second_signal_ends_a_worker_at_once(pool: PoolProcesses, tmp_path: Pa
 
 
 @pytest.mark.long
-def test_a_dataset_above_the_cap_is_declined_with_what_to_do(pool: PoolProcesses) -> None:
+def test_dataset_above_size_limit_is_rejected_with_advice(pool: PoolProcesses) -> None:
     pool.environment["PENSTOCK_JOB_BYTES"] = "100"
     pool.start_worker()
     loader = DataLoader(TensorDataset(torch.zeros(1000)), pool=pool.endpoint, timeout=60)
@@ -292,7 +288,7 @@ def test_a_dataset_above_the_cap_is_declined_with_what_to_do(pool: PoolProcesses
         digests(loader)
 
 
-def test_addresses_count_up_and_are_those_of_the_way_to_the_controller() -> None:
+def test_worker_addresses_use_consecutive_ports() -> None:
     controller = "tcp://127.0.0.1:7000"
     assert (
         worker_addresses(controller, None, None, 2)
@@ -314,7 +310,7 @@ def test_addresses_count_up_and_are_those_of_the_way_to_the_controller() -> None
     ]
 
 
-def test_addresses_for_the_bytes_of_batches_count_up_too() -> None:
+def test_data_addresses_use_consecutive_ports() -> None:
     controller = "tcp://127.0.0.1:7000"
     addresses = worker_addresses(
         controller, None, None, 2, data_bind="tcp://*:50", data_advertise="tcp://node7:60"
@@ -340,7 +336,7 @@ def test_addresses_for_the_bytes_of_batches_count_up_too() -> None:
         ("tcp://127.0.0.1:7000", "tcp://127.0.0.1:65535", None, "begins with port 65535"),
     ],
 )
-def test_addresses_that_cannot_be(
+def test_invalid_worker_addresses_are_rejected(
     controller: str, bind: str | None, advertise: str | None, words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):

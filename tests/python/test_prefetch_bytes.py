@@ -57,7 +57,7 @@ def prefetched(loader: Any) -> int:
     ],
     ids=["native indices", "own sampler", "persistent", "single samples"],
 )
-def test_no_bound_changes_the_stream(bound: int, options: dict[str, Any]) -> None:
+def test_prefetch_bytes_does_not_change_the_stream(bound: int, options: dict[str, Any]) -> None:
     def stream(**others: Any) -> list[Any]:
         torch.manual_seed(2)
         dataset = Computed(23, partial(row, 256))
@@ -68,7 +68,7 @@ def test_no_bound_changes_the_stream(bound: int, options: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("bound", [1, KIB, 1 << 30])
-def test_no_bound_loses_a_sample_when_shards_end(bound: int) -> None:
+def test_prefetch_bytes_loses_no_sample_at_shard_end(bound: int) -> None:
     expected = [describe(batch) for batch in DataLoader(Parts(), num_workers=3, prefetch_factor=3)]
     loader = DataLoader(Parts(), num_workers=3, prefetch_factor=3, prefetch_bytes=bound)
     assert [describe(batch) for batch in loader] == expected
@@ -76,7 +76,7 @@ def test_no_bound_loses_a_sample_when_shards_end(bound: int) -> None:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("dataset", [Computed(400, partial(row, 1024)), None])
-def test_batches_ahead_fit_in_the_bound(dataset: Any) -> None:
+def test_prefetched_batches_fit_the_bound(dataset: Any) -> None:
     dataset = dataset or TensorDataset(torch.zeros(400, 1024))
     loader = DataLoader(
         dataset, batch_size=4, num_workers=2, prefetch_factor=8, prefetch_bytes=5 * 16 * KIB
@@ -91,7 +91,7 @@ def test_batches_ahead_fit_in_the_bound(dataset: Any) -> None:
     assert len(list(iterator)) == 80
 
 
-def test_a_batch_beyond_the_bound_comes_alone() -> None:
+def test_batch_larger_than_the_bound_is_prefetched_alone() -> None:
     loader = DataLoader(
         Computed(30, partial(row, 4096)), num_workers=3, prefetch_factor=4, prefetch_bytes=KIB
     )
@@ -101,7 +101,7 @@ def test_a_batch_beyond_the_bound_comes_alone() -> None:
         assert prefetched(loader) == 1
 
 
-def test_the_number_of_batches_stays_bounded_too() -> None:
+def test_prefetch_factor_still_bounds_the_batches() -> None:
     loader = DataLoader(
         Computed(60, partial(row, 8)), num_workers=2, prefetch_factor=2, prefetch_bytes=1 << 30
     )
@@ -120,7 +120,7 @@ def test_the_number_of_batches_stays_bounded_too() -> None:
         ({"prefetch_bytes": 100}, ValueError, "nothing is prefetched"),
     ],
 )
-def test_what_the_bound_cannot_be(
+def test_invalid_prefetch_bytes_is_rejected(
     options: dict[str, Any], kind: type[Exception], words: str
 ) -> None:
     error = error_of(lambda: DataLoader([1], **options))

@@ -47,7 +47,7 @@ def ranges_of(batches: Any) -> list[Any]:
     return [one for one in profiler.events() if one.name.startswith("penstock: ")]
 
 
-def test_each_batch_is_a_range_with_its_wait_and_its_unpacking_inside() -> None:
+def test_batch_range_contains_wait_and_unpack_ranges() -> None:
     gate = AwaitedGate()
     loader = DataLoader(Rows(gate), batch_size=4, num_workers=1)
     with contextlib.closing(gate), gate.opened_when_awaited(loader, given=2):
@@ -64,7 +64,7 @@ def test_each_batch_is_a_range_with_its_wait_and_its_unpacking_inside() -> None:
     assert [one.name for one in ranges].count("penstock: unpack") == 6
 
 
-def test_batches_that_are_here_are_not_waited_for() -> None:
+def test_ready_batches_have_no_wait_range() -> None:
     loader = DataLoader(Rows(), batch_size=4, num_workers=1, prefetch_factor=6)
     batches = iter(loader)
     wait_until_ready(loader, 6)
@@ -72,7 +72,7 @@ def test_batches_that_are_here_are_not_waited_for() -> None:
     assert waited == []
 
 
-def test_batches_made_in_process_are_ranges_too() -> None:
+def test_in_process_batches_have_ranges() -> None:
     class Long(Rows):
         def __getitem__(self, index: int) -> torch.Tensor:
             time.sleep(watched_steps._WAIT_SHOWN_S)  # shorter waits are not shown
@@ -83,14 +83,14 @@ def test_batches_made_in_process_are_ranges_too() -> None:
     assert "penstock: waited for the dataset" in {one.name for one in ranges}
 
 
-def test_nobody_looks_where_there_is_no_profiler() -> None:
+def test_is_profiled_only_inside_a_profiler() -> None:
     assert not _C.is_profiled()
     with profile(activities=[ProfilerActivity.CPU]):
         assert _C.is_profiled()
     assert not _C.is_profiled()
 
 
-def test_an_error_of_the_dataset_ends_its_range() -> None:
+def test_error_ends_its_profiler_range() -> None:
     def raise_it() -> None:
         raise KeyError("missing")
 
@@ -150,9 +150,7 @@ def nvtx_include() -> Path | None:
     return found[0].parents[1] if found else None
 
 
-def test_nsight_is_told_of_batches_where_the_variable_asks_for_it(
-    tmp_path: Path, listener: Path
-) -> None:
+def test_nvtx_ranges_are_sent_if_variable_is_set(tmp_path: Path, listener: Path) -> None:
     heard = tmp_path / "heard"
     variables = {"NVTX_INJECTION64_PATH": str(listener), "NVTX_LISTENER": str(heard)}
     trained(tmp_path, PENSTOCK_NVTX="1", **variables)
@@ -167,14 +165,14 @@ def test_nsight_is_told_of_batches_where_the_variable_asks_for_it(
     assert "penstock" not in (heard.read_text() if heard.exists() else "")
 
 
-def test_a_torch_without_nvtx_says_so(tmp_path: Path) -> None:
+def test_torch_without_nvtx_warns(tmp_path: Path) -> None:
     if torch.version.cuda is not None:
         pytest.skip("this torch has NVTX")
     assert "PENSTOCK_NVTX is 1" in trained(tmp_path, PENSTOCK_NVTX="1")
 
 
 @pytest.mark.cuda
-def test_emit_nvtx_tells_nsight_of_batches() -> None:
+def test_emit_nvtx_enables_batch_ranges() -> None:
     with torch.autograd.profiler.emit_nvtx():
         assert _C.is_profiled()
         assert len(list(DataLoader(Rows(), batch_size=4, num_workers=1))) == 6

@@ -83,14 +83,14 @@ SURROUNDINGS = """
 
 @pytest.mark.long
 @pytest.mark.parametrize("path", ["train.py", "./train.py", "code/train.py"])
-def test_a_file_sees_the_surroundings_that_python_gives(run: Run, write: Write, path: str) -> None:
+def test_file_has_the_same_globals_as_under_python(run: Run, write: Write, path: str) -> None:
     write(path, SURROUNDINGS)
     arguments = [path, "--epochs", "3", "-m", "--help", "--", "x"]
     assert run(*PENSTOCK, *arguments) == run(*PYTHON, *arguments)
 
 
 @pytest.mark.long
-def test_a_linked_file_imports_from_the_folder_it_lies_in(
+def test_symlinked_file_imports_from_its_real_folder(
     run: Run, write: Write, tmp_path: Path
 ) -> None:
     write("code/neighbour.py", "print('found')")
@@ -101,9 +101,7 @@ def test_a_linked_file_imports_from_the_folder_it_lies_in(
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["package.train", "package"])
-def test_a_module_sees_the_surroundings_that_python_gives(
-    run: Run, write: Write, name: str
-) -> None:
+def test_module_has_the_same_globals_as_under_python(run: Run, write: Write, name: str) -> None:
     write("package/__init__.py", "import sys; print(sys.argv)")
     write("package/train.py", SURROUNDINGS)
     write("package/part.py", "print(__name__)")
@@ -114,7 +112,7 @@ def test_a_module_sees_the_surroundings_that_python_gives(
     assert got[1] == want[1]
 
 
-def test_the_installed_command_runs_a_file(run: Run, write: Write) -> None:
+def test_installed_command_runs_a_file(run: Run, write: Write) -> None:
     write("train.py", SURROUNDINGS)
     command = Path(sys.executable).with_name("penstock")
     assert run(command, "run", "train.py", "3") == run(*PYTHON, "train.py", "3")
@@ -133,14 +131,14 @@ def test_the_installed_command_runs_a_file(run: Run, write: Write) -> None:
         "if True print('no colon')",
     ],
 )
-def test_a_program_ends_as_it_does_under_python(run: Run, write: Write, ending: str) -> None:
+def test_program_exits_as_under_python(run: Run, write: Write, ending: str) -> None:
     imports = "import sys, traceback\n"
     write("train.py", f"{imports}def train():\n{textwrap.indent(ending, '    ')}\ntrain()\n")
     assert run(*PENSTOCK, "train.py") == run(*PYTHON, "train.py")
 
 
 @pytest.mark.long
-def test_an_interrupt_ends_a_program_as_it_does_under_python(write: Write) -> None:
+def test_interrupt_ends_program_as_under_python(write: Write) -> None:
     # An interrupt that arrives right before a wait without an end would not end that wait.
     path = write("train.py", "import time\nprint(1, flush=True)\nwhile True: time.sleep(0.05)")
     for command in (PENSTOCK, PYTHON):
@@ -164,7 +162,7 @@ def test_an_interrupt_ends_a_program_as_it_does_under_python(write: Write) -> No
 
 
 @pytest.mark.long
-def test_future_imports_of_ours_are_not_the_programs(run: Run, write: Write) -> None:
+def test_penstock_future_imports_do_not_affect_the_program(run: Run, write: Write) -> None:
     write("train.py", "def f(x: 1 + 1): ...\nprint(f.__annotations__)")
     assert run(*PENSTOCK, "train.py") == (0, "{'x': 2}\n", "")
 
@@ -194,7 +192,7 @@ TRAINING = """
 
 @pytest.mark.long
 @pytest.mark.parametrize("form", ["train.py", "-m train"])
-def test_a_program_and_what_it_spawns_have_penstocks_loader(
+def test_program_and_spawned_children_use_penstock_loader(
     run: Run, write: Write, form: str
 ) -> None:
     write("train.py", TRAINING)
@@ -222,7 +220,7 @@ def test_classes_of_the_program_can_be_pickled(run: Run, write: Write) -> None:
         ("run -m sys", "sys has no code to run"),
     ],
 )
-def test_a_wrong_call_says_what_is_wrong(call: Call, arguments: str, reason: str) -> None:
+def test_wrong_run_arguments_are_explained(call: Call, arguments: str, reason: str) -> None:
     code, out, error = call(*arguments.split())
     assert (code, out) == (2, "")
     assert re.match(f"penstock: {reason}", error), error

@@ -68,7 +68,7 @@ def test_patterns_are_found(tmp_path: Path, name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("pattern", PROSE.PATTERNS, ids=lambda pattern: pattern.name)
-def test_every_pattern_matches_its_example_and_not_the_better_wording(pattern: Any) -> None:
+def test_pattern_matches_only_its_bad_example(pattern: Any) -> None:
     bad, _, better = pattern.instead.partition(" -> ")
     assert list(pattern.find(bad)) != []
     assert [one.name for one in PROSE.PATTERNS if list(one.find(better))] == []
@@ -121,16 +121,16 @@ def test_pattern_is_found_across_a_line_break(tmp_path: Path) -> None:
         "The option `what is told to nobody` is set.",
     ],
 )
-def test_code_tables_quotations_and_addresses_are_not_prose(tmp_path: Path, text: str) -> None:
+def test_code_tables_quotations_and_links_are_not_counted(tmp_path: Path, text: str) -> None:
     assert hits(tmp_path, f"A page.\n\n{text}\n") == []
 
 
-def test_text_behind_code_is_prose_with_its_line(tmp_path: Path) -> None:
+def test_text_after_code_is_counted_with_its_line(tmp_path: Path) -> None:
     text = "```\ncode\n```\n\n[Nobody](page.md) knows.\n"
     assert hits(tmp_path, text) == [("nobody, somebody, nothing", 5, "Nobody")]
 
 
-def test_rate_at_the_bound_passes_and_above_it_prints_each_hit(
+def test_rate_above_the_bound_fails_and_lists_the_hits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bound = int(BY_NAME["what-clause"].bound)
@@ -332,7 +332,7 @@ def test_exceeded_bound_of_code_names_file_line_and_better_wording(
     )
 
 
-def test_figures_are_printed_where_all_bounds_hold(
+def test_figures_option_prints_a_line_per_pattern(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "page.md"
@@ -366,7 +366,7 @@ def test_unknown_room_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no texts are in this room" in capsys.readouterr().err
 
 
-def test_documents_of_users_and_of_developers_are_counted() -> None:
+def test_user_and_developer_documents_are_counted() -> None:
     names = {str(path.relative_to(PROSE.ROOT)) for path in PROSE.documents()}
     assert {
         "README.md",

@@ -57,11 +57,11 @@ def first_sample(samples: list[Any]) -> Any:
         ),
     ],
 )
-def test_repr_shows_the_options_that_differ(loader: Any, shown: str) -> None:
+def test_repr_shows_options_that_are_not_default(loader: Any, shown: str) -> None:
     assert repr(loader) == shown
 
 
-def test_repr_of_a_loader_with_ranks_and_of_a_closed_one() -> None:
+def test_repr_shows_ranks_and_closed_loader() -> None:
     loader = DataLoader(ROWS, 2, ranks=Ranks(rank=1, world_size=4))
     shown = repr(loader)
     assert "ranks=Ranks(rank=1, world_size=4, remainder='pad')" in shown and "\n" not in shown
@@ -106,7 +106,7 @@ def test_subclass_calls_state_dict_of_its_parent() -> None:
     assert loader.state_dict()["loader"] == DataLoader(ROWS, 4).state_dict()
 
 
-def test_state_dict_leaves_the_class_of_a_loader_alone() -> None:
+def test_loader_without_state_dict_keeps_its_class() -> None:
     loader = DataLoader(IterableWrapper(range(3)))
     assert not hasattr(loader, "state_dict")
     assert type(loader) is DataLoader and isinstance(loader, torch.utils.data.DataLoader)
@@ -161,7 +161,7 @@ def test_public_signatures_name_types(function: Any) -> None:
     assert untyped <= {"batch", "options"}, "a batch may be anything, and options are tqdm's"
 
 
-def test_dataset_of_any_length_is_not_asked_by_repr() -> None:
+def test_repr_does_not_call_len_or_repr_of_dataset() -> None:
     class Unsized(Dataset[int]):
         def __len__(self) -> int:
             raise RuntimeError("expensive")

@@ -46,7 +46,7 @@ def programs(draw: st.DrawFn) -> Program:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_random_models_train_as_they_do_in_eager(request: pytest.FixtureRequest) -> None:
+def test_random_models_match_eager(request: pytest.FixtureRequest) -> None:
     outcomes: list[Outcome] = []
     discarded: Counter[str] = Counter()
 
@@ -118,13 +118,13 @@ def try_operators(group: list[Operator]) -> tuple[set[str], list[str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", range(0, len(GROUPS), 5))
-def test_operators_of_a_group_move_or_stay_with_the_same_bits(place: int) -> None:
+def test_operator_group_matches_eager(place: int) -> None:
     try_operators(GROUPS[place])
 
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_every_operator_of_the_table_moves_or_stays_with_the_same_bits() -> None:
+def test_every_operator_of_the_table_matches_eager() -> None:
     moved: set[str] = set()
     staying_lines: list[str] = []
     for group in GROUPS:
@@ -144,7 +144,7 @@ def test_every_operator_of_the_table_moves_or_stays_with_the_same_bits() -> None
 @pytest.mark.sampled(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("operator", REFUSED, ids=lambda operator: operator.template)
-def test_what_dynamo_gives_up_on_or_gets_wrong_runs_as_in_eager(operator: Operator) -> None:
+def test_operators_dynamo_cannot_capture_match_eager(operator: Operator) -> None:
     """Where it gives up, there are several graphs, or Python runs; parts of them may move."""
     program, _ = model_of([operator])
     check(program)

@@ -198,7 +198,7 @@ def streams(case: Case, loader_class: Any) -> list[Any]:
 @pytest.mark.sampled(23)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(120))
-def test_a_resumed_stream_is_torchdatas(seed: int) -> None:
+def test_random_resumed_stream_matches_torchdata(seed: int) -> None:
     case = Case(seed)
     print(case)
     first, rest, resumed = streams(case, DataLoader)

@@ -26,7 +26,7 @@ SECONDS_MAX = 200
 @pytest.mark.slow
 @pytest.mark.long("mixture")
 @pytest.mark.parametrize("order", ["shuffled", "mixture"])
-def test_ranks_save_one_state_and_others_go_on_from_it(order: str, tmp_path: Path) -> None:
+def test_checkpoint_of_four_ranks_resumes_with_fewer(order: str, tmp_path: Path) -> None:
     """4 ranks save, 2 load and save, 1 loads: the steps equal the steps of a rank that never
     saved."""
     folder, given = tmp_path / "job", {"sizes": [4, 2, 1], "steps": 2, "workers": 1, "order": order}
@@ -70,7 +70,7 @@ def make_loader(kind: str) -> Any:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["shuffled", "mixture", "dataset"])
-def test_a_state_of_any_place_is_loaded_into_a_new_loader(kind: str, tmp_path: Path) -> None:
+def test_dcp_state_of_any_position_loads_into_new_loader(kind: str, tmp_path: Path) -> None:
     for count in (1, 3, 10):
         loader = make_loader(kind)
         assert isinstance(loader, Stateful)

@@ -22,7 +22,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.long
-def test_a_job_is_stopped_and_goes_on_with_other_ranks(whole: Path, tmp_path: Path) -> None:
+def test_stopped_job_resumes_with_other_rank_counts(whole: Path, tmp_path: Path) -> None:
     expected = steps_of(whole, 2)
     assert sorted(sum((step.indices for step in expected.values()), [])) == list(range(LENGTH))
     seen: dict[int, Step] = {}
@@ -36,7 +36,7 @@ def test_a_job_is_stopped_and_goes_on_with_other_ranks(whole: Path, tmp_path: Pa
         assert seen[number].inputs == step.inputs, "the same augmentation for any number of ranks"
 
 
-def test_ranks_whose_datasets_differ_are_told_before_the_first_batch(tmp_path: Path) -> None:
+def test_different_rank_datasets_raise_before_first_batch(tmp_path: Path) -> None:
     done = torchrun(tmp_path, 2, lengths=[60, 59])
     assert done.returncode != 0
     for mine, theirs in [(0, 1), (1, 0)]:
@@ -50,7 +50,7 @@ def test_ranks_whose_datasets_differ_are_told_before_the_first_batch(tmp_path: P
 
 
 @pytest.mark.long
-def test_a_rank_that_never_comes_is_named(tmp_path: Path) -> None:
+def test_error_names_missing_rank(tmp_path: Path) -> None:
     done = torchrun(tmp_path, 2, absent=1, wait_s=4)
     assert done.returncode != 0
     assert "rank 0 of 2 has waited" in done.stderr

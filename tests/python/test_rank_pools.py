@@ -43,7 +43,7 @@ def loader(**options: Any) -> DataLoader[Any]:
     return DataLoader(TensorDataset(), num_workers=1, **options)
 
 
-def test_the_argument_comes_before_the_variable_and_that_before_what_a_rank_announces(
+def test_pool_argument_overrides_variable_and_announcement(
     job: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert loader().pool is None
@@ -55,33 +55,31 @@ def test_the_argument_comes_before_the_variable_and_that_before_what_a_rank_anno
     assert loader(pool="").pool is None
 
 
-def test_a_later_announcement_is_for_later_loaders(job: None) -> None:
+def test_new_announcement_applies_to_later_loaders(job: None) -> None:
     penstock.announce_pool(ADDRESS)
     first = loader()
     penstock.announce_pool("tcp://10.1.2.3:7005")
     assert (first.pool, loader().pool) == (ADDRESS, "tcp://10.1.2.3:7005")
 
 
-def test_two_runs_on_one_store_have_pools_of_their_own(
-    job: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_announcement_is_scoped_to_its_run_id(job: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "first")
     penstock.announce_pool(ADDRESS)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "second")
     assert loader().pool is None
 
 
-def test_a_process_without_a_job_has_nobody_to_tell() -> None:
+def test_announce_pool_without_process_group_raises() -> None:
     with pytest.raises(RankError, match="no other ranks to tell; call init_process_group"):
         penstock.announce_pool(ADDRESS)
 
 
-def test_only_the_address_of_a_controller_is_announced(job: None) -> None:
+def test_announce_pool_rejects_invalid_address(job: None) -> None:
     with pytest.raises(ValueError, match="given '10.1.2.3:7000'; the address of a controller"):
         penstock.announce_pool("10.1.2.3:7000")
 
 
-def test_a_loader_that_no_pool_can_serve_says_who_named_the_pool(job: None) -> None:
+def test_warning_says_that_announce_pool_named_the_pool(job: None) -> None:
     penstock.announce_pool(ADDRESS)
     with pytest.warns(UserWarning, match=r"announce_pool\(\) names the pool 'tcp://10.1.2.3:7000'"):
         assert DataLoader(TensorDataset(), num_workers=0).pool is None
@@ -130,7 +128,7 @@ def workers_by_rank(pool: PoolProcesses) -> dict[int, int]:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_more_workers_go_to_the_rank_that_waits_most(pool: PoolProcesses, start: Start) -> None:
+def test_rank_that_waits_most_gets_more_workers(pool: PoolProcesses, start: Start) -> None:
     pool.start_worker(processes=8)
     start([0.004, 0.028], lockstep=True)
     wait_until(
@@ -143,7 +141,7 @@ def test_more_workers_go_to_the_rank_that_waits_most(pool: PoolProcesses, start:
 
 
 @pytest.mark.slow
-def test_a_ranks_death_takes_nothing_from_the_others(pool: PoolProcesses, start: Start) -> None:
+def test_killed_rank_does_not_affect_other_ranks(pool: PoolProcesses, start: Start) -> None:
     pool.start_worker(processes=3)
     job = start([0.002] * 3, steps=300)
     wait_until(lambda: min(len(job.lines(rank)) for rank in range(3)) > 5, pool.status)

@@ -39,7 +39,7 @@ def assert_every_sample_once(steps: dict[int, Step]) -> None:
 @pytest.mark.long("ddp-4", "fsdp2-2", "fsdp2-4")
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("wrap", ["ddp", "fsdp2"])
-def test_a_killed_rank_is_restarted_and_the_losses_are_those_of_a_whole_run(
+def test_restarted_rank_matches_uninterrupted_losses(
     wrap: str, world_size: int, tmp_path: Path
 ) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -74,9 +74,7 @@ def run_at_sizes(
 
 @pytest.mark.long
 @pytest.mark.parametrize("wrap", ["ddp", "fsdp2"])
-def test_a_killed_job_goes_on_at_other_sizes_as_one_that_was_stopped(
-    wrap: str, tmp_path: Path
-) -> None:
+def test_killed_job_resumes_like_a_stopped_one(wrap: str, tmp_path: Path) -> None:
     sizes = [(4, 2), (2, 3), (1, None)]
     killed = run_at_sizes(tmp_path / "killed", sizes, is_killed=True, wrap=wrap, workers=1)
     assert_every_sample_once(killed)
@@ -84,7 +82,7 @@ def test_a_killed_job_goes_on_at_other_sizes_as_one_that_was_stopped(
 
 
 @pytest.mark.long
-def test_a_job_goes_on_with_the_node_that_is_left(tmp_path: Path) -> None:
+def test_job_continues_on_the_remaining_node(tmp_path: Path) -> None:
     """One job of 2 nodes of 2 ranks each. One node is killed, and torchrun restarts the ranks of
     the other."""
     job, stopped = tmp_path / "job", tmp_path / "stopped"

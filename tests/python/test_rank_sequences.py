@@ -177,7 +177,7 @@ class Job:
 @pytest.mark.slow
 @pytest.mark.long("1000")
 @pytest.mark.parametrize("sequence_count", [50, 1000])
-def test_each_sample_is_given_once_whenever_a_job_is_killed(
+def test_killed_jobs_read_each_sample_once(
     sequence_count: int, seed: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     account = Account()
@@ -198,9 +198,7 @@ def test_each_sample_is_given_once_whenever_a_job_is_killed(
 @pytest.mark.slow
 @pytest.mark.long("1000")
 @pytest.mark.parametrize("case_count", [50, 1000])
-def test_ranks_have_equally_many_steps_where_samples_do_not_divide(
-    case_count: int, seed: int
-) -> None:
+def test_ranks_have_equal_step_counts_for_uneven_datasets(case_count: int, seed: int) -> None:
     chooser = random.Random(seed)
     for _ in range(case_count):
         world_size = chooser.randrange(2, 9)

@@ -37,7 +37,7 @@ class Drawing(torch.utils.data.Dataset[torch.Tensor]):
         return torch.tensor(drawn, dtype=torch.float64)
 
 
-class Handed(Drawing):
+class DrawingWithGenerator(Drawing):
     """Draws from the generator that it is given, too."""
 
     def __getitem__(self, index: int, generator: Any = None) -> torch.Tensor:  # type: ignore[override]
@@ -68,8 +68,8 @@ def rows(ranks: list[Any]) -> list[list[list[float]]]:
 
 @pytest.mark.long("dataset1")
 @pytest.mark.slow
-@pytest.mark.parametrize("dataset", [Drawing(), Handed()])
-def test_a_step_has_the_same_samples_and_draws_for_any_number_of_ranks(dataset: Any) -> None:
+@pytest.mark.parametrize("dataset", [Drawing(), DrawingWithGenerator()])
+def test_step_is_the_same_for_any_number_of_ranks(dataset: Any) -> None:
     (alone,) = loaders(dataset, 1, remainder="uneven")
     expected = [[batch.tolist() for batch in alone] for _ in range(2)]
     assert len(expected[0]) == 9 and len(expected[0][-1]) == 7
@@ -79,7 +79,7 @@ def test_a_step_has_the_same_samples_and_draws_for_any_number_of_ranks(dataset: 
         assert [rows(ranks) for _ in range(2)] == expected
 
 
-def test_the_samples_that_do_not_fill_a_step_are_padded_dropped_or_uneven() -> None:
+def test_remainder_is_padded_dropped_or_uneven() -> None:
     dataset = TensorDataset(torch.arange(17))
 
     def last(**options: Any) -> list[list[int]]:
@@ -108,7 +108,7 @@ def test_every_rank_has_the_same_number_of_steps(workers: int) -> None:
         assert len(given) - count < world_size, "only a step with too few samples is padded"
 
 
-def test_batch_size_is_that_of_a_rank() -> None:
+def test_batch_size_is_per_rank() -> None:
     ranks = loaders(TensorDataset(torch.arange(20)), 2, batch_size=3, global_batch_size=None)
     assert [len(batch[0]) for batch in ranks[1]] == [3, 3, 3, 1]
     assert ranks[0].batch_size == 3
@@ -118,9 +118,7 @@ def test_batch_size_is_that_of_a_rank() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("sampler", ["torch's", "mixture", "generator"])
-def test_a_job_goes_on_at_another_size_from_the_state_of_any_rank(
-    workers: int, sampler: str
-) -> None:
+def test_state_of_any_rank_resumes_at_another_size(workers: int, sampler: str) -> None:
     dataset = Drawing()
 
     def ranks_of(world_size: int) -> list[Any]:
@@ -164,7 +162,7 @@ def test_a_job_goes_on_at_another_size_from_the_state_of_any_rank(
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_the_size_of_a_ranks_batch_may_stay_as_the_number_of_ranks_changes() -> None:
+def test_resume_with_other_rank_count_and_fixed_batch_size() -> None:
     """The state counts samples: none is lost, and except for padding none is given twice."""
     chooser = random.Random(4)
     dataset = TensorDataset(torch.arange(COUNT))
@@ -204,16 +202,18 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProces
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_pool_gives_the_batches_of_the_process_itself(pool: PoolProcesses) -> None:
+def test_rank_batches_from_a_pool_match_in_process(pool: PoolProcesses) -> None:
     expected = [batch.tolist() for batch in loaders(Drawing(), 3, num_workers=0)[1]]
     pool.start_worker()
     loader = loaders(Drawing(), 3, pool=pool.endpoint)[1]
     assert [batch.tolist() for batch in loader] == expected
 
 
-def test_samples_have_draws_that_do_not_depend_on_the_size_of_a_batch() -> None:
+def test_sample_seeding_is_independent_of_batch_size() -> None:
     def samples(batch_size: int, workers: int) -> Any:
-        loader = DataLoader(Handed(), batch_size, num_workers=workers, seeding="sample")
+        loader = DataLoader(
+            DrawingWithGenerator(), batch_size, num_workers=workers, seeding="sample"
+        )
         torch.manual_seed(7)
         return torch.cat(list(loader)).tolist()
 
@@ -222,7 +222,7 @@ def test_samples_have_draws_that_do_not_depend_on_the_size_of_a_batch() -> None:
     assert len({tuple(row[1:]) for row in expected}) == COUNT
 
 
-def test_a_sampler_of_ones_own_is_the_order_of_all_ranks() -> None:
+def test_user_sampler_gives_the_order_of_all_ranks() -> None:
     dataset = TensorDataset(torch.arange(24))
     order = list(reversed(range(24)))
     for workers in WORKERS:
@@ -231,7 +231,7 @@ def test_a_sampler_of_ones_own_is_the_order_of_all_ranks() -> None:
         assert first == [order[:12], order[12:]]
 
 
-def test_the_rank_is_that_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_is_taken_from_torchrun_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("WORLD_SIZE", "4")
     loader = DataLoader(TensorDataset(torch.arange(8)), batch_size=2, ranks=Ranks())
@@ -239,7 +239,7 @@ def test_the_rank_is_that_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [batch[0].tolist() for batch in loader] == [[4, 5]]
 
 
-def test_a_distributed_sampler_works_as_with_torch() -> None:
+def test_distributed_sampler_matches_torch() -> None:
     dataset = TensorDataset(torch.arange(17))
 
     def batches(loader_class: Any) -> list[list[int]]:
@@ -269,7 +269,7 @@ class Stream(IterableDataset[int]):
         ({"sampler": iter([0]), "shuffle": None}, "the list_iterator has no length"),
     ],
 )
-def test_what_cannot_be_shared_out_is_refused(options: dict[str, Any], message: str) -> None:
+def test_unshardable_options_are_rejected(options: dict[str, Any], message: str) -> None:
     arguments = {"dataset": Drawing(), "shuffle": True, **options}
     of_ranks = {"global_batch_size": 12, "rank": 0}
     of_ranks.update(
@@ -287,14 +287,14 @@ def test_what_cannot_be_shared_out_is_refused(options: dict[str, Any], message: 
         DataLoader(**arguments, ranks=Ranks(world_size=2, **of_ranks))
 
 
-def test_a_distributed_sampler_is_refused_beside_it() -> None:
+def test_distributed_sampler_with_shard_by_rank_is_rejected() -> None:
     dataset = Drawing()
     sampler = DistributedSampler(dataset, num_replicas=2, rank=1)
     with pytest.raises(ValueError, match="a DistributedSampler, which shares the samples out"):
         DataLoader(dataset, sampler=sampler, ranks=Ranks(rank=1, world_size=2))
 
 
-def test_a_state_of_another_order_is_refused() -> None:
+def test_state_of_sharded_loader_is_rejected_by_plain_loader() -> None:
     (one,) = loaders(Drawing(), 1)
     next(iter(one))
     plain = DataLoader(Drawing(), batch_size=12, sampler=RandomSampler(Drawing()))
@@ -312,7 +312,7 @@ class Endless(torch.utils.data.Dataset[int]):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", WORKERS)
-def test_the_share_of_an_order_that_is_not_shuffled_is_not_written_out(num_workers: int) -> None:
+def test_unshuffled_share_of_endless_dataset_is_lazy(num_workers: int) -> None:
     def ranks() -> list[Any]:
         options: Any = {"shuffle": False, "global_batch_size": 4, "num_workers": num_workers}
         return loaders(Endless(), 2, **options)

@@ -45,7 +45,7 @@ def plain(value: Any) -> Any:
     "dataset", [Uneven(LENGTHS), Resumed(LENGTHS)], ids=lambda d: type(d).__name__
 )
 @pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"batch_size": 1}], ids=str)
-def test_the_batches_of_a_shard_are_the_same_for_any_number_of_ranks_and_workers(
+def test_shard_batches_are_independent_of_ranks_and_workers(
     dataset: Any, options: dict[str, Any]
 ) -> None:
     alone = loaders(dataset, 1, **options)
@@ -57,21 +57,21 @@ def test_the_batches_of_a_shard_are_the_same_for_any_number_of_ranks_and_workers
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_a_step_takes_the_batches_that_come_next_in_the_turn_of_all_shards(world_size: int) -> None:
+def test_step_takes_next_batches_in_shard_order(world_size: int) -> None:
     dataset = Uneven([9] * 6, kept=1.1)
     (alone,) = whole(loaders(dataset, 1))
     steps = zip(*whole(loaders(dataset, world_size)), strict=True)
     assert list(itertools.chain.from_iterable(steps)) == alone
 
 
-def test_persistent_workers_give_the_same_epochs() -> None:
+def test_persistent_workers_match_in_process_epochs() -> None:
     dataset = Uneven(LENGTHS)
     expected = [whole(ranks) for ranks in [loaders(dataset, 2)] for _ in range(2)]
     ranks = loaders(dataset, 2, num_workers=1, persistent_workers=True)
     assert [whole(ranks) for _ in range(2)] == expected
 
 
-class Life:
+class ResizedJob:
     """A job whose ranks are stopped after any step, and resume at another number."""
 
     def __init__(self, chooser: random.Random, workers: list[int]) -> None:
@@ -127,22 +127,22 @@ class Life:
 @pytest.mark.parametrize(
     "count", [25, pytest.param(400, marks=pytest.mark.long)], ids=["25 lives", "400 lives"]
 )
-def test_a_job_that_goes_on_at_other_sizes_loses_no_batch_and_gives_none_twice(count: int) -> None:
+def test_resized_job_reads_every_batch_once(count: int) -> None:
     chooser = random.Random(count)
     for _ in range(count):
-        _, left_count, was_alone = Life(chooser, [0]).live()
+        _, left_count, was_alone = ResizedJob(chooser, [0]).live()
         assert not was_alone or left_count == 0, "a rank that is alone reads everything"
 
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_job_with_workers_goes_on_at_other_sizes() -> None:
+def test_resized_job_with_workers_reads_batches_once() -> None:
     chooser = random.Random(7)
     for _ in range(4):
-        Life(chooser, [0, 1, 2]).live()
+        ResizedJob(chooser, [0, 1, 2]).live()
 
 
-def test_a_job_of_the_same_size_goes_on_as_if_it_had_not_been_stopped() -> None:
+def test_resume_at_same_size_matches_uninterrupted_run() -> None:
     dataset = Uneven(LENGTHS)
     expected = whole(loaders(dataset, 2))
     next_epoch = [whole(ranks) for ranks in [loaders(dataset, 2)] for _ in range(2)][1]
@@ -159,7 +159,7 @@ def test_a_job_of_the_same_size_goes_on_as_if_it_had_not_been_stopped() -> None:
             assert whole(after) == next_epoch
 
 
-def test_between_epochs_the_state_is_the_jobs() -> None:
+def test_state_between_epochs_is_equal_on_all_ranks() -> None:
     dataset = Uneven([6] * 4, kept=1.1)
     ranks = loaders(dataset, 2)
     whole(ranks)
@@ -178,7 +178,7 @@ def states_after(steps: list[int], dataset: Any, world_size: int) -> list[dict[s
     return [one.state_dict() for one in ranks]
 
 
-def test_states_that_are_not_of_one_job_at_one_step_are_not_merged() -> None:
+def test_merging_inconsistent_states_is_rejected() -> None:
     dataset, other = Uneven([9] * 4), Uneven([9] * 6)
     two = states_after([2, 2], dataset, 2)
     mixed = [two[0], states_after([1, 1], dataset, 2)[1]]
@@ -202,7 +202,7 @@ def test_states_that_are_not_of_one_job_at_one_step_are_not_merged() -> None:
             merge_states(states)
 
 
-def test_a_state_that_does_not_know_a_ranks_shards_is_refused() -> None:
+def test_state_without_the_shards_of_a_rank_is_rejected() -> None:
     dataset = Uneven([9] * 4)
     two = states_after([2, 2], dataset, 2)
     with pytest.raises(ValueError, match=r"that of rank 0 of 2.*merge_states\(\)"):
@@ -234,7 +234,7 @@ class Pipe(IterDataPipe[int]):
         ({"dataset": Pipe()}, "does not support datapipes"),
     ],
 )
-def test_what_cannot_be_shared_out_is_refused(options: dict[str, Any], message: str) -> None:
+def test_unshardable_stream_options_are_rejected(options: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {"dataset": Uneven(LENGTHS), "shards": 6, **options}
     of_ranks = {
         name: arguments.pop(name) for name in ("global_batch_size", "remainder") if name in options
@@ -243,7 +243,7 @@ def test_what_cannot_be_shared_out_is_refused(options: dict[str, Any], message: 
         DataLoader(**arguments, ranks=Ranks(0, 2, **of_ranks))
 
 
-def test_seeding_by_batch_may_be_named() -> None:
+def test_seeding_batch_is_the_default_for_rank_streams() -> None:
     dataset = Uneven(LENGTHS)
     assert whole(loaders(dataset, 2, seeding="batch")) == whole(loaders(dataset, 2))
 
@@ -329,7 +329,7 @@ def test_real_ranks_take_the_same_steps(
 
 
 @pytest.mark.slow
-def test_workers_with_more_than_was_taken_begin_the_next_epoch(tmp_path: Path) -> None:
+def test_workers_with_untaken_batches_start_next_epoch(tmp_path: Path) -> None:
     # Each rank has one shard and two workers: as many batches are requested from the first worker
     # as from both. When the epoch ends, it does not have memory for them all.
     lengths = [4, 60]
@@ -353,7 +353,7 @@ def test_workers_with_more_than_was_taken_begin_the_next_epoch(tmp_path: Path) -
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_rank_that_looks_for_a_batch_for_ever_ends_with_the_others(tmp_path: Path) -> None:
+def test_stuck_rank_ends_its_epoch_with_the_others(tmp_path: Path) -> None:
     lengths = [6, 6]
     expected = whole(loaders(Uneven(lengths), 2, batch_size=1))
     step_count = len(expected[0])
@@ -373,7 +373,7 @@ def test_a_rank_that_looks_for_a_batch_for_ever_ends_with_the_others(tmp_path: P
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_job_of_real_ranks_is_stopped_and_goes_on_with_others(tmp_path: Path) -> None:
+def test_stopped_stream_job_resumes_with_other_rank_counts(tmp_path: Path) -> None:
     dataset = Uneven([20] * 6, kept=0.9)
     expected = by_shard(whole(loaders(dataset, 1, batch_size=2)))
     found: dict[int, list[Any]] = {}

@@ -22,7 +22,7 @@ def on_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayPool]
         one.close()
 
 
-def test_workers_outlive_the_adapter_and_are_found_again(on_ray: RayPool) -> None:
+def test_new_adapter_finds_surviving_ray_workers(on_ray: RayPool) -> None:
     up = on_ray.up("--min", "2", "--max", "2")
     on_ray.has_workers(2)
     before = on_ray.processes()
@@ -33,7 +33,7 @@ def test_workers_outlive_the_adapter_and_are_found_again(on_ray: RayPool) -> Non
     assert on_ray.processes() == before
 
 
-def test_rays_autoscaler_is_told_what_the_workers_need(on_ray: RayPool) -> None:
+def test_ray_autoscaler_gets_worker_requests(on_ray: RayPool) -> None:
     on_ray.up("--min", "6", "--max", "6", "--cpus", "1")
     on_ray.status_when(lambda status: (status["engine"] or {}).get("starting") == 2)
     assert on_ray.requested() == [{"CPU": 1, "dataworker": 1.0}] * 6

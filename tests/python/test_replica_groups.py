@@ -67,7 +67,7 @@ def check(job: GlooRanks, groups: list[list[int]], epochs: list[int | None]) -> 
             assert job.lines(rank) == wanted
 
 
-def test_the_ranks_of_each_group_have_its_batches_from_a_pool(
+def test_ranks_of_a_replica_group_share_batches_from_a_pool(
     pool: PoolProcesses, start: Start
 ) -> None:
     pool.start_worker(processes=2)
@@ -81,14 +81,14 @@ def test_the_ranks_of_each_group_have_its_batches_from_a_pool(
 
 
 @pytest.mark.long
-def test_a_leader_may_have_workers_of_its_own_and_no_pool(start: Start) -> None:
+def test_replica_group_works_with_local_workers(start: Start) -> None:
     groups = [[0, 1, 2]]
     job = start(groups, workers=2)
     check(job, groups, [None, None])
 
 
 @pytest.mark.long
-def test_epochs_may_be_left_in_the_middle(pool: PoolProcesses, start: Start) -> None:
+def test_replica_group_epochs_may_end_early(pool: PoolProcesses, start: Start) -> None:
     pool.start_worker(processes=2)
     groups = [[0, 1]]
     epochs: list[int | None] = [3, None, 1, 5]
@@ -97,7 +97,9 @@ def test_epochs_may_be_left_in_the_middle(pool: PoolProcesses, start: Start) -> 
 
 
 @pytest.mark.long
-def test_a_group_goes_on_from_a_state(pool: PoolProcesses, start: Start, tmp_path: Path) -> None:
+def test_replica_group_resumes_from_a_state(
+    pool: PoolProcesses, start: Start, tmp_path: Path
+) -> None:
     pool.start_worker(processes=2)
     loader = loader_of(tmp_path, {"groups": [[]]}, 0, None)
     iterator = iter(loader)
@@ -112,7 +114,7 @@ def test_a_group_goes_on_from_a_state(pool: PoolProcesses, start: Start, tmp_pat
 
 
 @pytest.mark.long
-def test_what_a_sample_raises_reaches_every_rank(pool: PoolProcesses, start: Start) -> None:
+def test_sample_error_is_raised_on_every_rank(pool: PoolProcesses, start: Start) -> None:
     pool.start_worker(processes=1)
     job = start([[0, 1]], pool=pool.endpoint, fail=11)
     for rank in (0, 1):
@@ -139,7 +141,7 @@ def test_a_sample_that_fails_is_skipped_on_every_rank(pool: PoolProcesses, start
 
 
 @pytest.mark.long
-def test_ranks_that_are_seeded_differently_are_told(pool: PoolProcesses, start: Start) -> None:
+def test_differently_seeded_ranks_raise(pool: PoolProcesses, start: Start) -> None:
     pool.start_worker(processes=1)
     job = start([[0, 1]], pool=pool.endpoint, other_seed=[1])
     code, text = job.finish(1)
@@ -149,7 +151,7 @@ def test_ranks_that_are_seeded_differently_are_told(pool: PoolProcesses, start: 
 
 
 @pytest.mark.long
-def test_a_rank_that_asks_in_another_order_is_told(pool: PoolProcesses, start: Start) -> None:
+def test_rank_with_different_order_raises(pool: PoolProcesses, start: Start) -> None:
     pool.start_worker(processes=1)
     job = start([[0, 1]], pool=pool.endpoint, reseed=[1, 1])
     code, text = job.finish(1)
@@ -159,7 +161,7 @@ def test_a_rank_that_asks_in_another_order_is_told(pool: PoolProcesses, start: S
 
 
 @pytest.mark.long
-def test_a_rank_that_never_comes_is_named(pool: PoolProcesses, start: Start) -> None:
+def test_error_names_missing_replica_rank(pool: PoolProcesses, start: Start) -> None:
     pool.start_worker(processes=1)
     job = start([[0, 1]], pool=pool.endpoint, absent=1, wait_s=3)
     code, text = job.finish(0)
@@ -168,7 +170,7 @@ def test_a_rank_that_never_comes_is_named(pool: PoolProcesses, start: Start) -> 
 
 
 @pytest.mark.long
-def test_a_leader_that_dies_is_named(pool: PoolProcesses, start: Start) -> None:
+def test_error_names_dead_leader(pool: PoolProcesses, start: Start) -> None:
     pool.start_worker(processes=1)
     job = start([[0, 1]], pool=pool.endpoint, kill=[0, 0, 8], wait_s=4)
     code, text = job.finish(1)
@@ -177,7 +179,7 @@ def test_a_leader_that_dies_is_named(pool: PoolProcesses, start: Start) -> None:
 
 
 @pytest.mark.long
-def test_a_rank_that_takes_nothing_for_ever_is_named(pool: PoolProcesses, start: Start) -> None:
+def test_error_names_rank_that_stops_reading(pool: PoolProcesses, start: Start) -> None:
     pool.start_worker(processes=2)
     job = start([[0, 1]], pool=pool.endpoint, kill=[1, 0, 2], wait_s=4, values=4 << 20)
     code, text = job.finish(0)
@@ -200,19 +202,19 @@ def alone() -> Iterator[None]:
         ("0", TypeError, "a process group, a device mesh of one dimension or a list of ranks"),
     ],
 )
-def test_a_group_that_is_none_is_refused(
+def test_invalid_replica_group_is_rejected(
     alone: None, group: Any, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
         DataLoader(range(4), ranks=Ranks(replica_group=group), num_workers=1)
 
 
-def test_nobody_makes_batches_without_a_pool_and_workers(alone: None) -> None:
+def test_replica_group_needs_workers_or_a_pool(alone: None) -> None:
     with pytest.raises(ValueError, match="num_workers is 0, so that nobody makes the batches"):
         iter(DataLoader(range(4), ranks=Ranks(replica_group=[0])))
 
 
-def test_groups_have_to_be_counted(alone: None) -> None:
+def test_sharded_replica_group_needs_rank_and_world_size(alone: None) -> None:
     with pytest.raises(ValueError, match=r"must be given with replica_group and remainder, got"):
         Ranks(replica_group=[0], remainder="drop")
     own_order = DataLoader(range(4), num_workers=1, ranks=Ranks(replica_group=[0]))
@@ -221,7 +223,7 @@ def test_groups_have_to_be_counted(alone: None) -> None:
     assert shared.shard_by_rank and (shared.rank, shared.world_size) == (0, 1)
 
 
-def test_an_iterable_dataset_is_refused(alone: None) -> None:
+def test_iterable_dataset_is_rejected_in_replica_group(alone: None) -> None:
     class Numbers(IterableDataset[int]):
         def __iter__(self) -> Iterator[int]:
             return iter(range(4))

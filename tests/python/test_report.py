@@ -31,7 +31,7 @@ class Samples(Dataset[Any]):
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("persistent", [False, True])
-def test_an_epoch_that_has_ended_is_reported(workers: int, persistent: bool) -> None:
+def test_report_of_a_finished_epoch_matches_stats(workers: int, persistent: bool) -> None:
     loader = DataLoader(
         Samples(),
         batch_size=4,
@@ -76,7 +76,7 @@ def report_of(loader: Any, **parts: float) -> LoaderReport:
     return make_report(loader, stats, epochs=1, iter_s=0.0)
 
 
-def test_it_says_what_was_waited_for_the_longest_first() -> None:
+def test_report_lists_waits_longest_first() -> None:
     loader = DataLoader(Samples(), batch_size=4, num_workers=1, persistent_workers=True)
 
     report = report_of(loader, compute_s=0.4, collate_s=0.4, dataset_s=0.8)
@@ -91,20 +91,20 @@ def test_it_says_what_was_waited_for_the_longest_first() -> None:
     ]
 
 
-def test_a_dataset_without_workers_gets_some() -> None:
+def test_slow_dataset_without_workers_is_advised_num_workers() -> None:
     report = report_of(DataLoader(Samples(), batch_size=4), compute_s=0.08, dataset_s=0.13)
 
     assert report.limit == "workers"
     assert "num_workers=" in report.advice and report.advice in str(report)
 
 
-def test_a_program_that_is_busy_is_told_so() -> None:
+def test_busy_program_is_limited_by_trainer() -> None:
     loader = DataLoader(Samples(), batch_size=4, num_workers=1, persistent_workers=True)
 
     assert report_of(loader, compute_s=1.3, dataset_s=0.01).limit == "trainer"
 
 
-def test_a_report_before_any_step_says_so() -> None:
+def test_report_before_any_step_has_no_advice() -> None:
     report = DataLoader(Samples()).report()
 
     assert report.limit == "" and report.advice == ""

@@ -79,7 +79,7 @@ class Pipeline:
         self.load_s = maximal.worker_s
 
 
-class ToldMeter(LoadMeter):
+class SimulatedMeter(LoadMeter):
     """Records the steps of a pipeline in place of steps measured with a clock."""
 
     def __init__(self, pipeline: Pipeline) -> None:
@@ -111,7 +111,7 @@ class ToldMeter(LoadMeter):
         return 4
 
 
-class ToldClock(TrainerClock):
+class SimulatedClock(TrainerClock):
     """Times calls of a graph, which as a whole take one load longer than without the calls that
     move."""
 
@@ -170,9 +170,9 @@ def run(
     dataset = Same(batch, len(loads))
     expected = Run(fresh(make_model), torch.utils.data.DataLoader(dataset, batch_size=None), loads)
     pipeline = Pipeline()
-    monkeypatch.setattr(offloading, "TrainerClock", lambda device: ToldClock(pipeline))
+    monkeypatch.setattr(offloading, "TrainerClock", lambda device: SimulatedClock(pipeline))
     loader: Any = DataLoader(dataset, batch_size=None, num_workers=1)
-    loader._load_meter = ToldMeter(pipeline)
+    loader._load_meter = SimulatedMeter(pipeline)
     done = Run(offload(fresh(make_model), loader), loader, loads, pipeline)
     assert done.trace == expected.trace
     return done
@@ -184,7 +184,7 @@ def values(rows: int = ROWS) -> torch.Tensor:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_what_moved_comes_back_when_the_workers_become_the_slower_side(
+def test_operators_return_when_workers_become_slower(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, logger="penstock"):
@@ -201,7 +201,7 @@ def test_what_moved_comes_back_when_the_workers_become_the_slower_side(
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_what_stayed_moves_when_the_trainer_becomes_the_slower_side(
+def test_operators_move_when_trainer_becomes_slower(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     done = run(monkeypatch, Features, values(), (120, (0, 6)), (200, (6, 0)))
@@ -213,7 +213,7 @@ def test_what_stayed_moves_when_the_trainer_becomes_the_slower_side(
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_one_hot_comes_back_from_busy_workers_and_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_hot_returns_from_busy_workers_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = torch.randint(500, (10_000,), generator=torch.Generator().manual_seed(0))
     done = run(monkeypatch, OneHot, ids, (160, (0, 6)))
     assert done.moved[-1] == 0
@@ -223,7 +223,7 @@ def test_one_hot_comes_back_from_busy_workers_and_stays(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("options", [{"cut": "maximal"}, {"allow_random": True}])
-def test_plan_that_was_asked_for_is_not_priced_again(options: Any) -> None:
+def test_explicitly_requested_cut_is_not_repriced(options: Any) -> None:
     loader: Any = DataLoader(Same(values(), 4), batch_size=None, num_workers=1)
     model = offload(fresh(Features), loader, **options)
     done = Run(model, loader, [(0, 0)] * 4)
@@ -247,7 +247,7 @@ class FakeEvent:
         return other.at_ms - self.at_ms
 
 
-def test_device_clock_takes_what_the_device_has_come_to_and_waits_for_nothing() -> None:
+def test_device_clock_reads_completed_events_without_waiting() -> None:
     clock = TrainerClock(None, make_event=FakeEvent)
     FakeEvent.now_ms, FakeEvent.done_ms = 10.0, 0.0
     clock.begin("a")
@@ -278,7 +278,7 @@ def test_device_clock_measures_kernels() -> None:
     assert seconds > 0
 
 
-def test_host_clock_measures_at_once() -> None:
+def test_host_clock_measures_immediately() -> None:
     clock = TrainerClock(torch.device("cpu"))
     clock.begin("a")
     clock.end()

@@ -42,26 +42,28 @@ class Watching(Dataset[Any]):
         return made, alive
 
 
-def living(loader: DataLoader[Any]) -> list[int]:
+def count_living_samples(loader: DataLoader[Any]) -> list[int]:
     """For each sample, in order, how many earlier ones lived."""
     return [int(count) for _, alive in loader for count in alive]
 
 
 @pytest.mark.parametrize("seeding", ["worker", "batch"])
 @pytest.mark.parametrize("is_subset", [False, True])
-def test_a_worker_holds_one_large_sample_of_a_batch(seeding: Any, is_subset: bool) -> None:
+def test_worker_holds_only_one_large_sample_of_a_batch(seeding: Any, is_subset: bool) -> None:
     dataset: Any = Watching()
     if is_subset:
         dataset = Subset(Subset(dataset, range(64)), range(64))
-    alive = living(DataLoader(dataset, batch_size=8, num_workers=1, seeding=seeding))
+    alive = count_living_samples(DataLoader(dataset, batch_size=8, num_workers=1, seeding=seeding))
     # A batch without a free slab is collated as torch does; the trainer drops them immediately.
     moved = [batch for batch in range(8) if max(alive[8 * batch : 8 * batch + 8]) == 0]
     assert len(moved) >= 4, alive
 
 
-def test_a_sample_that_somebody_holds_is_not_moved() -> None:
+def test_referenced_samples_are_not_moved() -> None:
     kept = [image(index) for index in range(64)]
-    alive = living(DataLoader(Watching(kept.__getitem__), batch_size=8, num_workers=1))
+    alive = count_living_samples(
+        DataLoader(Watching(kept.__getitem__), batch_size=8, num_workers=1)
+    )
     assert alive[-1] == 63
 
 
@@ -100,7 +102,7 @@ def nested(index: int) -> dict[str, Any]:
     return {"parts": parts, "text": f"sample {index}", "array": image(index).numpy()}
 
 
-def keys_in_turn(index: int) -> dict[str, torch.Tensor]:
+def keys_in_alternating_order(index: int) -> dict[str, torch.Tensor]:
     sample = {"a": image(index), "b": image(-index)}
     return sample if index % 3 else dict(reversed(sample.items()))
 
@@ -120,7 +122,7 @@ DATASETS = {
     "crop": Computed(24, lambda index: turned(index)[3:, ::2]),
     "twice": Computed(24, twice),
     "nested": Computed(24, nested),
-    "keys in turn": Computed(24, keys_in_turn),
+    "keys in turn": Computed(24, keys_in_alternating_order),
     "held now and then": Computed(24, held_now_and_then),
     "reused tensor": Reusing("tensor"),
     "reused view": Reusing("view"),
@@ -132,7 +134,7 @@ DATASETS = {
 @pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", DATASETS)
 @pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"seeding": "batch"}], ids=str)
-def test_batches_are_torchs_to_the_bit(name: str, options: dict[str, Any]) -> None:
+def test_row_copied_batches_match_torch(name: str, options: dict[str, Any]) -> None:
     workers = {"batch_size": 5, "num_workers": 2}
     torch_options = {key: value for key, value in options.items() if key != "seeding"}
     streams = []
@@ -160,7 +162,7 @@ def failing(index: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("make", [of_other_shape, of_other_type, failing])
-def test_a_sample_that_does_not_fit_is_torchs_error(make: Any) -> None:
+def test_mismatched_sample_raises_as_with_torch(make: Any) -> None:
     outcomes: list[Any] = []
     for loader_class in (TorchDataLoader, DataLoader):
         iterator = iter(loader_class(Computed(24, make), batch_size=8, num_workers=1))
@@ -172,7 +174,7 @@ def test_a_sample_that_does_not_fit_is_torchs_error(make: Any) -> None:
     assert outcomes[0] == outcomes[1]
 
 
-def test_batches_that_the_trainer_keeps_stay_as_they_are() -> None:
+def test_kept_batches_are_not_overwritten() -> None:
     kept = list(DataLoader(Computed(64, image), batch_size=4, num_workers=2))
     for place, batch in enumerate(kept):
         assert torch.equal(batch, torch.stack([image(4 * place + row) for row in range(4)]))

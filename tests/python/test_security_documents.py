@@ -93,14 +93,14 @@ def names_of_tests(file: str) -> frozenset[str]:
 # ---- SECURITY.md
 
 
-def test_the_security_page_begins_with_who_trusts_whom() -> None:
+def test_security_page_starts_with_who_trusts_whom() -> None:
     headings = re.findall(r"^## (.+)$", SECURITY, re.MULTILINE)
     assert headings[0] == "Who trusts whom"
     assert "one pool is one trust domain" in SECURITY.partition("## How")[0]
     assert headings[-2:] == ["Not promised", "Constants"]
 
 
-def test_every_attack_has_tests_that_are_there() -> None:
+def test_every_listed_attack_cites_existing_tests() -> None:
     attacks = list(rows(SECURITY, 3))
     assert len(attacks) > 50
     for attack, _, tests in attacks:
@@ -120,12 +120,12 @@ def test_every_attack_has_tests_that_are_there() -> None:
 
 
 @pytest.mark.parametrize("row", list(rows(SECURITY, 4)), ids=lambda row: row[0].strip("`"))
-def test_constants_of_the_security_page_are_those_of_the_code(row: list[str]) -> None:
+def test_security_page_constants_match_the_code(row: list[str]) -> None:
     name, value, _, file = (cell.strip("`") for cell in row)
     assert constant(file, name) == value_of(value)
 
 
-def test_constants_that_the_security_page_names_are_in_its_table() -> None:
+def test_security_page_lists_all_constants_it_names() -> None:
     listed = {row[0] for row in rows(SECURITY, 4)}
     named = set(re.findall(r"`(?:k[A-Z]\w+|CONNECTION\w+)`", SECURITY))
     assert len(listed) > 20
@@ -156,9 +156,7 @@ VERSIONS = [
 
 
 @pytest.mark.parametrize(("heading", "file", "name", "count"), VERSIONS)
-def test_versions_of_the_protocol_are_those_of_the_code(
-    heading: str, file: str, name: str, count: int
-) -> None:
+def test_protocol_versions_match_the_code(heading: str, file: str, name: str, count: int) -> None:
     said = [int(number) for number in re.findall(r"version \((\d+)\)", section(heading))]
     assert said == [constant(file, name)] * count
 
@@ -190,14 +188,12 @@ SIZES = [
 
 
 @pytest.mark.parametrize(("heading", "words", "file", "name"), SIZES)
-def test_sizes_of_the_protocol_are_those_of_the_code(
-    heading: str, words: str, file: str, name: str
-) -> None:
+def test_protocol_sizes_match_the_code(heading: str, words: str, file: str, name: str) -> None:
     found = re.findall(words, section(heading))
     assert [value_of(number) for number in found] == [constant(f"csrc/wire/{file}.h", name)]
 
 
-def test_magic_numbers_of_the_protocol_are_those_of_the_code() -> None:
+def test_protocol_magic_numbers_match_the_code() -> None:
     sources = [*(ROOT / "csrc").rglob("*.h"), *(ROOT / "csrc").rglob("*.cpp")]
     code = "\n".join(path.read_text(encoding="utf-8") for path in sources)
     in_code = set(re.findall(r'[Mm]agic = (0x[0-9a-f]{8});\s+// "(\w{4})"', code))
@@ -210,7 +206,7 @@ def test_magic_numbers_of_the_protocol_are_those_of_the_code() -> None:
     assert said == in_code
 
 
-def test_worked_examples_have_the_versions_of_the_code() -> None:
+def test_protocol_examples_have_current_versions() -> None:
     control = constant("csrc/wire/control_record.h", "kControlVersion")
     assert re.findall(r"`50 4e 43 31  (\w\w) 00  09", PROTOCOL) == [f"{control:02x}"]
     job = constant("csrc/wire/job_record.h", "kJobVersion")
@@ -230,6 +226,6 @@ JOB_HOST = [
 
 
 @pytest.mark.parametrize(("words", "name"), JOB_HOST)
-def test_what_the_protocol_says_of_jobs_is_what_their_host_does(words: str, name: str) -> None:
+def test_protocol_job_limits_match_the_code(words: str, name: str) -> None:
     found = re.findall(words, PROTOCOL)
     assert [value_of(number) for number in found] == [constant("csrc/server/job_host.h", name)]

@@ -101,7 +101,7 @@ def epochs(loader: Any, count: int = 3) -> list[Any]:
     ],
     ids=["shuffled", "random collate", "single samples", "own generator"],
 )
-def test_a_map_dataset_gives_the_same_stream_for_any_number_of_workers(
+def test_map_stream_is_independent_of_worker_count(
     options: dict[str, Any],
 ) -> None:
     def stream(**others: Any) -> list[Any]:
@@ -121,7 +121,7 @@ def test_a_map_dataset_gives_the_same_stream_for_any_number_of_workers(
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_workers_that_are_not_forked_give_the_same_stream(method: str) -> None:
+def test_spawned_workers_give_the_same_stream(method: str) -> None:
     expected = epochs(DataLoader(Augmented(), batch_size=4, seeding="batch"), 1)
     loader = DataLoader(
         Augmented(), batch_size=4, seeding="batch", num_workers=2, multiprocessing_context=method
@@ -136,9 +136,7 @@ def test_workers_that_are_not_forked_give_the_same_stream(method: str) -> None:
     [{"batch_size": 3}, {"batch_size": 2, "drop_last": True, "collate_fn": jittered}],
     ids=["plain", "random collate"],
 )
-def test_an_iterable_dataset_gives_the_same_stream_for_the_same_shards(
-    shards: int, options: dict[str, Any]
-) -> None:
+def test_iterable_stream_depends_only_on_shards(shards: int, options: dict[str, Any]) -> None:
     def stream(**others: Any) -> list[Any]:
         return epochs(DataLoader(Shard(), seeding="batch", shards=shards, **options, **others), 2)
 
@@ -151,7 +149,7 @@ def test_an_iterable_dataset_gives_the_same_stream_for_the_same_shards(
 
 
 @pytest.mark.parametrize("shards", [1, 3])
-def test_without_workers_shards_take_turns_as_workers_do(shards: int) -> None:
+def test_shards_alternate_without_workers_as_with_workers(shards: int) -> None:
     class Counting(Shard):
         def __iter__(self) -> Iterator[Any]:
             info = get_worker_info()
@@ -166,12 +164,12 @@ def test_without_workers_shards_take_turns_as_workers_do(shards: int) -> None:
     assert get_worker_info() is None
 
 
-def test_without_shards_every_worker_is_one() -> None:
+def test_default_shard_count_is_num_workers() -> None:
     expected = epochs(DataLoader(Shard(), seeding="batch", num_workers=3), 1)
     assert epochs(DataLoader(Shard(), seeding="batch", num_workers=2, shards=3), 1) == expected
 
 
-def test_an_error_comes_in_the_place_of_its_batch_and_moves_no_seed() -> None:
+def test_error_is_raised_at_its_batch_and_shifts_no_seed() -> None:
     expected = epochs(DataLoader(Augmented(failing=9), batch_size=4, seeding="batch"), 1)
     assert sum("sample 9" in str(seen) for seen in expected) == 1
     for workers in (1, 2):
@@ -196,7 +194,7 @@ def error_or_none(iterator: Iterator[Any]) -> Exception | None:
 
 @pytest.mark.parametrize("dataset", [Augmented(12), Shard(24)], ids=["map", "iterable"])
 @pytest.mark.parametrize("keeps", [False, True])
-def test_a_worker_that_could_not_be_initialised_gives_no_batch(dataset: Any, keeps: bool) -> None:
+def test_worker_that_failed_to_initialise_gives_only_errors(dataset: Any, keeps: bool) -> None:
     """There was one error, followed by batches of a worker that had not been initialised."""
     loader = DataLoader(
         dataset,
@@ -215,7 +213,7 @@ def test_a_worker_that_could_not_be_initialised_gives_no_batch(dataset: Any, kee
             assert "no worker 1 today" in str(error)
 
 
-def test_free_order_changes_no_batch() -> None:
+def test_in_order_false_changes_no_batch() -> None:
     ordered = [describe(batch) for batch in seeded(num_workers=2)]
     free = [describe(batch) for batch in seeded(num_workers=2, in_order=False)]
     assert sorted(map(repr, free)) == sorted(map(repr, ordered))
@@ -226,7 +224,7 @@ def seeded(**options: Any) -> Any:
     return iter(DataLoader(Augmented(), batch_size=2, seeding="batch", **options))
 
 
-def test_the_base_seed_and_the_epoch_both_count() -> None:
+def test_stream_depends_on_base_seed_and_epoch() -> None:
     loader = DataLoader(Augmented(4), seeding="batch")
     torch.manual_seed(1)
     first = [describe(batch) for batch in loader]
@@ -240,7 +238,7 @@ def test_the_base_seed_and_the_epoch_both_count() -> None:
     assert [describe(batch) for batch in again] == first
 
 
-def test_worker_seeding_is_the_default_and_torchs() -> None:
+def test_default_seeding_is_worker_and_matches_torch() -> None:
     streams = []
     for options in ({}, {"seeding": None}, {"seeding": "worker"}):
         torch.manual_seed(4)
@@ -252,7 +250,7 @@ def test_worker_seeding_is_the_default_and_torchs() -> None:
     assert streams == [[describe(batch) for batch in torchs]] * 3
 
 
-def test_a_dataset_that_cannot_be_copied_says_so_in_the_place_of_the_shards_batches() -> None:
+def test_uncopyable_dataset_raises_at_batches_of_its_shard() -> None:
     class Locked(Shard):
         def __init__(self) -> None:
             super().__init__()
@@ -283,7 +281,7 @@ def test_a_dataset_that_cannot_be_copied_says_so_in_the_place_of_the_shards_batc
         (Shard(), {"shards": True, "seeding": "batch"}, TypeError, "shards is True"),
     ],
 )
-def test_what_the_options_cannot_be(
+def test_invalid_seeding_options_are_rejected(
     dataset: Any, options: dict[str, Any], kind: type[Exception], words: str
 ) -> None:
     error = error_of(lambda: DataLoader(dataset, **options))
@@ -297,7 +295,7 @@ def test_what_the_options_cannot_be(
     assert words in str(error)
 
 
-def test_a_change_of_seeding_starts_persistent_workers_anew() -> None:
+def test_changing_seeding_restarts_persistent_workers() -> None:
     torch.manual_seed(6)
     loader = DataLoader(Augmented(), num_workers=1, persistent_workers=True)
     workers = iter(loader)._workers  # type: ignore[attr-defined]
@@ -314,7 +312,7 @@ def test_datapipes_cannot_be_seeded_by_batch() -> None:
         DataLoader(IterableWrapper([1, 2]), seeding="batch")
 
 
-def test_the_options_survive_a_rebuild_from_the_loaders_attributes() -> None:
+def test_seeding_options_are_loader_attributes() -> None:
     loader = DataLoader(Shard(), seeding="batch", shards=3)
     assert (vars(loader)["seeding"], vars(loader)["shards"]) == ("batch", 3)
 
@@ -332,9 +330,7 @@ class PerSample(Dataset[Any]):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("is_subset", [False, True])
-def test_a_dataset_that_takes_a_generator_gives_the_same_stream_on_any_threads(
-    workers: int, is_subset: bool
-) -> None:
+def test_stream_with_sample_generator_is_thread_independent(workers: int, is_subset: bool) -> None:
     dataset: Any = PerSample()
     if is_subset:
         dataset = torch.utils.data.Subset(torch.utils.data.Subset(dataset, range(3, 17)), [5, 1, 9])
@@ -361,7 +357,7 @@ def test_a_dataset_that_takes_a_generator_gives_the_same_stream_on_any_threads(
     assert len(set(draws_seen)) == len(draws_seen)
 
 
-def test_a_sample_s_generator_is_its_own_where_there_are_no_batches() -> None:
+def test_each_sample_has_its_own_generator_without_batching() -> None:
     def stream(workers: int) -> list[Any]:
         torch.manual_seed(5)
         loader = DataLoader(PerSample(), batch_size=None, seeding="batch", num_workers=workers)
@@ -371,7 +367,7 @@ def test_a_sample_s_generator_is_its_own_where_there_are_no_batches() -> None:
     assert len(set(map(repr, stream(0)))) == 17
 
 
-def test_with_workers_seeding_no_generator_is_given() -> None:
+def test_worker_seeding_passes_no_generator() -> None:
     class Strict(PerSample):
         def __getitem__(self, index: int, generator: torch.Generator | None = None) -> Any:
             assert generator is None
@@ -382,7 +378,7 @@ def test_with_workers_seeding_no_generator_is_given() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_draws_on_threads_are_warned_of_once_and_collate_fn_stays_reproducible(
+def test_global_draws_on_fetch_threads_warn_once(
     workers: int,
 ) -> None:
     loader = DataLoader(
@@ -410,7 +406,7 @@ class PerSampleCount(PerSample):
         return 23
 
 
-def test_without_draws_on_threads_there_is_no_warning() -> None:
+def test_no_warning_without_global_draws_on_fetch_threads() -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*global random generators")
         list(DataLoader(PerSample(), seeding="batch", fetch_threads=2, num_workers=1))

@@ -42,13 +42,13 @@ def collected(folder: Path, *options: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_sample_of_the_cases_is_spread_over_all(tmp_path: Path) -> None:
+def test_sampled_cases_are_spread_over_all_cases(tmp_path: Path) -> None:
     kept = [*SAMPLED, "test_few[0]", "test_few[1]", "test_some[a]"]
     assert collected(tmp_path) == kept
 
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_all_cases_run_where_all_or_some_are_asked_for(tmp_path: Path) -> None:
+def test_all_cases_run_with_long_or_k_option(tmp_path: Path) -> None:
     assert len(collected(tmp_path, "--long")) == 16
     assert len(collected(tmp_path, "-k", "many")) == 12

@@ -56,7 +56,7 @@ SLICES = [
 
 @pytest.mark.parametrize("part", SLICES, ids=repr)
 @pytest.mark.parametrize("second", SLICES[:4], ids=repr)
-def test_a_slice_is_the_same_part_in_the_same_memory(part: slice, second: slice) -> None:
+def test_slice_shares_memory_with_its_list(part: slice, second: slice) -> None:
     items = list(range(100, 108))
     before = len(process_traces.descriptors())
     shared = SharedList(items)
@@ -67,7 +67,7 @@ def test_a_slice_is_the_same_part_in_the_same_memory(part: slice, second: slice)
     assert len(process_traces.descriptors()) <= before + 2
 
 
-def test_it_finds_counts_and_reverses_as_a_list_does() -> None:
+def test_index_count_and_reversed_match_list() -> None:
     items = [3, 1, 3, 2]
     shared = SharedList(items)
     assert (3 in shared, 5 in shared) == (True, False)
@@ -76,7 +76,7 @@ def test_it_finds_counts_and_reverses_as_a_list_does() -> None:
 
 
 @pytest.mark.parametrize("index", [8, -9, 10**30, "a", 1.0, None, (1, 2)], ids=repr)
-def test_a_wrong_index_is_told_as_by_a_list(index: Any) -> None:
+def test_invalid_index_raises_as_list_does(index: Any) -> None:
     items, shared = list(range(8)), SharedList(range(8))
     theirs, ours = (error_of(partial(sequence.__getitem__, index)) for sequence in (items, shared))
     assert type(ours) is type(theirs)
@@ -94,7 +94,7 @@ def test_items_cannot_be_assigned_or_deleted() -> None:
     assert shared[0] == [1]
 
 
-def test_an_item_that_cannot_be_pickled_is_told_by_its_index_and_leaves_nothing() -> None:
+def test_unpicklable_item_error_names_its_index() -> None:
     before = process_traces.descriptors()
     error = without_frames(error_of(lambda: SharedList([1, 2, lambda: 3])))
     assert type(error) is TypeError
@@ -102,19 +102,19 @@ def test_an_item_that_cannot_be_pickled_is_told_by_its_index_and_leaves_nothing(
     assert process_traces.descriptors() == before
 
 
-def test_what_the_items_come_from_may_raise() -> None:
+def test_error_of_the_source_iterable_propagates() -> None:
     before = process_traces.descriptors()
     error = without_frames(error_of(lambda: SharedList(1 // count for count in (1, 0))))
     assert type(error) is ZeroDivisionError
     assert process_traces.descriptors() == before
 
 
-def test_an_empty_one_and_one_of_a_generator() -> None:
+def test_empty_and_generator_inputs_are_accepted() -> None:
     assert list(SharedList()) == list(SharedList([])[1:]) == []
     assert list(SharedList(str(count) for count in range(3))) == ["0", "1", "2"]
 
 
-def test_a_copy_is_itself_and_a_pickle_holds_the_items() -> None:
+def test_copies_are_the_same_list_and_pickles_hold_items() -> None:
     shared = SharedList(range(10))
     assert copy.copy(shared) is copy.deepcopy({"list": shared})["list"] is shared
     restored = pickle.loads(pickle.dumps(shared[2:4]))
@@ -122,7 +122,7 @@ def test_a_copy_is_itself_and_a_pickle_holds_the_items() -> None:
     assert list(restored) == [2, 3]
 
 
-def test_memory_and_descriptors_go_with_the_last_list_on_them() -> None:
+def test_memory_is_freed_with_the_last_list_or_slice() -> None:
     before = process_traces.take()
     shared = SharedList(range(1000))
     part = shared[5:7]
@@ -158,7 +158,7 @@ def holding(make: Callable[[Any], Any]) -> Holds:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 @pytest.mark.parametrize("loader_class", [TorchDataLoader, DataLoader])
-def test_the_stream_is_that_of_a_list(loader_class: type, method: str) -> None:
+def test_stream_of_shared_list_matches_list(loader_class: type, method: str) -> None:
     options = {
         "batch_size": 3,
         "shuffle": True,
@@ -198,7 +198,7 @@ def bytes_after_an_epoch(dataset: Dataset[Any]) -> int:
 
 
 @pytest.mark.slow
-def test_a_worker_that_reads_all_of_it_gets_no_copy_of_it() -> None:
+def test_worker_reading_all_items_makes_no_copy() -> None:
     """A plain list of this length is 50 MB, and the worker ends up with all of it."""
     plain = samples(300_000)
     shared = SharedList(plain)

@@ -12,7 +12,7 @@ from penstock.graph.plan import Plan, PlannedCall, PlannedEdge, told_plan
 from penstock.live.pool_watch import shown_plan_graph
 
 
-def test_edges_name_calls_by_their_places() -> None:
+def test_edges_refer_to_calls_by_position() -> None:
     plan = shown_plan_graph(json.dumps(PLAN))
     assert plan is not None
     names = [call["name"] for call in plan["calls"]]
@@ -24,7 +24,7 @@ def test_edges_name_calls_by_their_places() -> None:
     assert plan["facts"][1].startswith("this plan: 4.1 ms of worker time and 4 ms of trainer time")
 
 
-def test_a_large_plan_is_folded_as_its_picture_is() -> None:
+def test_large_plan_is_grouped_like_its_svg() -> None:
     """Each of its calls had a box, and the page was ten thousand pixels high."""
     whole = large_plan()
     plan = shown_plan_graph(told_plan(whole, 1 << 20))
@@ -43,7 +43,7 @@ def test_a_large_plan_is_folded_as_its_picture_is() -> None:
     assert plan["edges"][0]["leaves"] == [0]
 
 
-def test_edges_to_calls_that_were_not_told_are_left_out() -> None:
+def test_edges_to_omitted_calls_are_dropped() -> None:
     edges = [
         *PLAN["edges"],
         {"source": 999, "target": 40, "bytes": 1, "leaf": None},
@@ -54,7 +54,7 @@ def test_edges_to_calls_that_were_not_told_are_left_out() -> None:
     )
 
 
-def test_a_plan_that_was_measured_while_training_says_so() -> None:
+def test_measured_plan_lists_its_measurement() -> None:
     priced = {
         "times": 7, "changes": 1, "trainer_s": 0.02, "worker_s": 0.04, "worker_count": 2,
         "link_s": 0.0, "step_s": 0.021, "is_held": False,
@@ -67,7 +67,7 @@ def test_a_plan_that_was_measured_while_training_says_so() -> None:
     )
 
 
-def test_the_made_up_plan_is_of_the_form_in_which_plans_are_told() -> None:
+def test_sample_plan_has_the_format_of_reported_plans() -> None:
     calls = (PlannedCall(3, "sin at model.py:1", "worker", "it can", 1e-3, 2e-3, 8),)
     told = json.loads(told_plan(Plan(moved=calls, edges=(PlannedEdge(None, 3, 8, 0),)), 4096))
     assert set(told) >= set(PLAN) and set(told["calls"][0]) == set(PLAN["calls"][0])
@@ -76,5 +76,5 @@ def test_the_made_up_plan_is_of_the_form_in_which_plans_are_told() -> None:
     assert plan is not None and plan["edges"][0]["target"] == 0
 
 
-def test_a_trainer_without_a_plan_has_none() -> None:
+def test_empty_plan_has_no_graph() -> None:
     assert shown_plan_graph("") is None

@@ -29,7 +29,7 @@ def simulate(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str])
     return call
 
 
-def test_without_jobs_it_says_that_they_are_synthetic(simulate: Call) -> None:
+def test_output_says_that_default_jobs_are_synthetic(simulate: Call) -> None:
     code, out, _ = simulate(*SMALL)
     assert code == 0
     assert out.startswith("synthetic jobs, since no --jobs was given; 8 servers of 8 GPUs, ")
@@ -37,17 +37,17 @@ def test_without_jobs_it_says_that_they_are_synthetic(simulate: Call) -> None:
     assert first_words[1:9] == ["policy", *_pool.CPU_POLICIES]
 
 
-def test_a_trace_is_named_with_its_vc(simulate: Call) -> None:
+def test_output_names_trace_file_and_vc(simulate: Call) -> None:
     code, out, _ = simulate("--jobs", str(TRACE), "--vc", "6c71a0", *SMALL)
     assert code == 0
     assert out.startswith(f"the jobs of {TRACE}, VC 6c71a0; ")
 
 
-def test_a_call_prints_the_same_each_time(simulate: Call) -> None:
+def test_output_is_reproducible(simulate: Call) -> None:
     assert simulate(*SMALL, "--json") == simulate(*SMALL, "--json")
 
 
-def test_json_has_each_run_and_the_parts_of_the_gain(simulate: Call) -> None:
+def test_json_has_each_run_and_the_speedup_parts(simulate: Call) -> None:
     code, out, _ = simulate(
         "--jobs", str(TRACE), *SMALL, "--policies", "proportional,infinite", "--json"
     )
@@ -71,7 +71,7 @@ def test_json_has_each_run_and_the_parts_of_the_gain(simulate: Call) -> None:
     assert parts_s == pytest.approx(slow_s - fast_s)
 
 
-def test_windows_are_consecutive_jobs_and_the_interval_is_over_them(simulate: Call) -> None:
+def test_windows_are_consecutive_and_give_the_interval(simulate: Call) -> None:
     trace = ["--jobs", str(TRACE), "--policies", "proportional,infinite", "--seeds", "2", "--json"]
     code, out, _ = simulate(*trace, "--first", "50", "--windows", "3")
     assert code == 0
@@ -104,7 +104,7 @@ def test_preemption_finishes_short_jobs_sooner(simulate: Call) -> None:
     assert [run["operations_per_job_minute"] > 0 for run in runs] == [False, True]
 
 
-def test_a_job_may_name_its_model(simulate: Call, tmp_path: Path) -> None:
+def test_jobs_file_may_name_models(simulate: Call, tmp_path: Path) -> None:
     jobs = tmp_path / "jobs.csv"
     rows = ["submit_s,duration_s,num_gpus,vc,model", "0,3600,1,a,alexnet", "0,3600,1,a,resnet50"]
     jobs.write_text("\n".join(rows))
@@ -115,7 +115,7 @@ def test_a_job_may_name_its_model(simulate: Call, tmp_path: Path) -> None:
     assert "a job has the model 'alexnot', which is not among" in simulate("--jobs", str(jobs))[2]
 
 
-def test_measured_workloads_are_models_too(simulate: Call) -> None:
+def test_measured_profiles_can_be_simulated(simulate: Call) -> None:
     code, out, _ = simulate(*SMALL, "--profiles", "measured", "--split", "1/0/0", "--json")
     policies = json.loads(out)["policies"]
     slow, fast = (policies[name]["runs"][0] for name in ("proportional", "infinite"))
@@ -124,13 +124,13 @@ def test_measured_workloads_are_models_too(simulate: Call) -> None:
     assert slow["running_mean_s"] / fast["running_mean_s"] == pytest.approx(1.361, rel=1e-3)
 
 
-def test_one_seed_has_no_interval(simulate: Call) -> None:
+def test_single_seed_has_no_confidence_interval(simulate: Call) -> None:
     _, out, _ = simulate("--first", "20", "--seeds", "1", "--policies", "proportional,infinite")
     assert "times as fast as proportional" in out and "interval" not in out
 
 
 # Jobs whose workers were all behind such a link never ended.
-def test_a_slow_link_ends_no_later_than_shares_in_proportion_by_far(simulate: Call) -> None:
+def test_slow_link_slows_penstock_policy_only_slightly(simulate: Call) -> None:
     _, out, _ = simulate(*SMALL, "--link", "0.001", "--policies", "proportional,penstock", "--json")
     assert json.loads(out)["policies"]["penstock"]["speedup_over_first"]["least"] > 0.8
 
@@ -149,13 +149,13 @@ def test_a_slow_link_ends_no_later_than_shares_in_proportion_by_far(simulate: Ca
         (["--seeds", "0"], "--seeds must be an integer from 1 to 1000, got '0'"),
     ],
 )
-def test_a_wrong_argument_is_named(simulate: Call, arguments: list[str], message: str) -> None:
+def test_invalid_argument_is_named(simulate: Call, arguments: list[str], message: str) -> None:
     code, out, err = simulate(*arguments)
     assert (code, out) == (2, "")
     assert message in err
 
 
-def test_a_wrong_line_of_a_table_is_named(simulate: Call, tmp_path: Path) -> None:
+def test_invalid_table_line_is_named(simulate: Call, tmp_path: Path) -> None:
     jobs = tmp_path / "jobs.csv"
     jobs.write_text("submit_s,duration_s,num_gpus,vc\n0,soon,1,a\n")
     code, out, err = simulate("--jobs", str(jobs))
@@ -166,7 +166,7 @@ def test_a_wrong_line_of_a_table_is_named(simulate: Call, tmp_path: Path) -> Non
     assert f"{profiles}, line 1: " in simulate("--profiles", str(profiles))[2]
 
 
-def test_a_file_that_is_not_there_or_no_text_is_named(simulate: Call, tmp_path: Path) -> None:
+def test_missing_or_non_utf8_file_is_named(simulate: Call, tmp_path: Path) -> None:
     assert "nowhere.csv" in simulate("--jobs", str(tmp_path / "nowhere.csv"))[2]
     (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe")
     assert "bytes.csv is not valid UTF-8" in simulate("--jobs", str(tmp_path / "bytes.csv"))[2]
@@ -183,13 +183,13 @@ def test_a_file_that_is_not_there_or_no_text_is_named(simulate: Call, tmp_path: 
         ),
     ],
 )
-def test_options_that_lack_another_are_refused(
+def test_options_without_their_prerequisite_are_rejected(
     simulate: Call, arguments: list[str], message: str
 ) -> None:
     code, _, err = simulate(*arguments)
     assert code == 1 and message in err
 
 
-def test_a_vc_without_a_file_is_refused(simulate: Call) -> None:
+def test_vc_without_jobs_file_is_rejected(simulate: Call) -> None:
     code, _, err = simulate("--vc", "research")
     assert code == 1 and "--vc 'research' requires a file of jobs" in err

@@ -61,7 +61,7 @@ def test_every_document_is_a_page(site: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_the_navigation_has_every_entry_of_the_index(site: Path) -> None:
+def test_navigation_has_every_index_entry(site: Path) -> None:
     contents = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     links = read_pages(site)[site / "index.html"].links
     wanted = [f"{name}.html" for group in groups(contents) for _, name in group.entries]
@@ -71,7 +71,7 @@ def test_the_navigation_has_every_entry_of_the_index(site: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_nothing_is_loaded_from_elsewhere_and_no_link_is_broken(site: Path) -> None:
+def test_site_is_self_contained_and_has_no_broken_links(site: Path) -> None:
     assert len(read_pages(site)) > 50
     assert loaded_from_elsewhere(site) == []
     assert broken_links(site) == []
@@ -95,7 +95,7 @@ def test_every_command_is_in_the_reference(site: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_the_reference_of_cpp_has_the_headers_and_doxygens_pages_beside_it(site: Path) -> None:
+def test_cpp_reference_lists_headers_and_has_doxygen_pages(site: Path) -> None:
     text = text_of(site / "reference" / "cpp.html")
     headers = (ROOT / "csrc" / "include" / "penstock").glob("*.h")
     assert [path.name for path in headers if path.name not in text] == []
@@ -114,13 +114,13 @@ def tree_of(folder: Path, **pages: str) -> Path:
     return folder
 
 
-def test_a_link_that_leads_to_nothing_ends_the_build(tmp_path: Path) -> None:
+def test_broken_link_fails_the_build(tmp_path: Path) -> None:
     root = tree_of(tmp_path, docs__page="# Page\n\n[there](there.md)\n")
     with pytest.raises(BrokenLink, match=r"docs/page\.md links to there\.md"):
         Staging(root, tmp_path / "build" / "staged").write()
 
 
-def test_a_file_that_is_linked_is_a_page_that_shows_it(tmp_path: Path) -> None:
+def test_linked_source_file_gets_a_page(tmp_path: Path) -> None:
     root = tree_of(tmp_path, docs__page="# Page\n\n[code](../code/a.py) [all](../code)\n")
     (root / "code").mkdir()
     (root / "code" / "a.py").write_text("print(1)\n")
@@ -131,12 +131,12 @@ def test_a_file_that_is_linked_is_a_page_that_shows_it(tmp_path: Path) -> None:
     assert "(code/a.py.md)" in (staged / "source" / "code.md").read_text()
 
 
-def test_links_in_code_stay_as_they_are() -> None:
+def test_links_in_code_are_unchanged() -> None:
     text = "[a](b)\n```python\n[a](b)\n```\n"
     assert with_links(text, str.upper) == "[a](B)\n```python\n[a](b)\n```\n"
 
 
-def test_an_address_that_is_loaded_is_found(tmp_path: Path) -> None:
+def test_external_resources_are_found(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text(
         '<img src="//cdn.example/a.png"><a href="https://example.org">a link is no load</a>'
         '<script src="here.js"></script>'
@@ -149,6 +149,6 @@ def test_an_address_that_is_loaded_is_found(tmp_path: Path) -> None:
     assert broken_links(tmp_path) == ["a.html: here.js"]
 
 
-def test_a_place_that_a_page_lacks_is_a_broken_link(tmp_path: Path) -> None:
+def test_missing_anchor_is_a_broken_link(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text('<p id="here"></p><a href="#here">1</a><a href="#there">2</a>')
     assert broken_links(tmp_path) == ["a.html: #there"]

@@ -30,7 +30,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmPool
 
 
 @pytest.mark.long
-def test_what_the_nodes_have_no_room_for_waits(slurm: SlurmPool) -> None:
+def test_workers_beyond_node_capacity_stay_pending(slurm: SlurmPool) -> None:
     slurm.up("--min", "6", "--max", "6")
     status = slurm.status_when(lambda status: (status["engine"] or {}).get("running") == 4)
     assert status["engine"]["starting"] == 2
@@ -44,14 +44,14 @@ def engine_of(
     return SlurmEngine(command, "pk-7e57-", slurm.state, **options)
 
 
-def test_what_slurm_refuses_is_told_in_its_words(slurm: SlurmPool) -> None:
+def test_sbatch_rejection_raises_with_slurm_message(slurm: SlurmPool) -> None:
     engine = engine_of(slurm, partition="nowhere")
     with pytest.raises(EngineRefusal, match="sbatch failed with exit code 1: .*invalid partition"):
         engine.spawn(["pk-7e57-1"])
     assert engine.workers() == {}
 
 
-def test_a_job_that_waits_is_starting_and_can_be_stopped(slurm: SlurmPool) -> None:
+def test_pending_job_is_starting_and_can_be_stopped(slurm: SlurmPool) -> None:
     engine = engine_of(slurm, partition="harvest", cpus=2)
     slurm.cluster.ask("scontrol", "update", "partition=harvest", "state=DOWN")
     engine.spawn(["pk-7e57-1", "pk-7e57-2"])
@@ -62,7 +62,7 @@ def test_a_job_that_waits_is_starting_and_can_be_stopped(slurm: SlurmPool) -> No
 
 
 @pytest.mark.long
-def test_many_workers_are_an_array_of_jobs(slurm: SlurmPool) -> None:
+def test_many_workers_share_one_job_array(slurm: SlurmPool) -> None:
     engine = engine_of(slurm, partition="harvest")
     names = [f"pk-7e57-{number}" for number in range(1995, 2004)]  # beyond the tasks of an array
     engine.spawn(names)
@@ -81,7 +81,7 @@ def test_many_workers_are_an_array_of_jobs(slurm: SlurmPool) -> None:
         time.sleep(0.1)
 
 
-def test_a_task_of_an_array_leaves_its_last_words(slurm: SlurmPool) -> None:
+def test_array_task_output_is_readable_after_exit(slurm: SlurmPool) -> None:
     engine = engine_of(slurm, "no-address", partition="harvest")
     names = [f"pk-7e57-{number}" for number in range(95, 103)]
     engine.spawn(names)
@@ -95,14 +95,14 @@ def test_a_task_of_an_array_leaves_its_last_words(slurm: SlurmPool) -> None:
 
 
 @pytest.mark.long
-def test_a_controller_of_slurm_that_is_gone_is_trouble(slurm: SlurmPool) -> None:
+def test_unreachable_slurm_controller_raises_engine_trouble(slurm: SlurmPool) -> None:
     engine = engine_of(slurm)
     slurm.cluster.kill_node("slurmctld")
     with pytest.raises(EngineTrouble, match="squeue"):
         engine.workers()
 
 
-class Telling:
+class EnvironmentDump:
     """In place of a worker's command: writes its environment to a file."""
 
     def __init__(self, path: Path) -> None:
@@ -116,7 +116,7 @@ class Telling:
         return [sys.executable, "-c", program]
 
 
-def test_job_has_what_workers_need_of_the_environment_and_no_secrets(
+def test_slurm_job_environment_has_no_secrets(
     slurm: SlurmPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker, and so the code of every trainer, had the whole environment of the operator's
@@ -125,7 +125,7 @@ def test_job_has_what_workers_need_of_the_environment_and_no_secrets(
         monkeypatch.setenv(name, "hush")
     monkeypatch.setenv("PENSTOCK_CODE_PATHS", "/data/code")
     path = slurm.state.parent / "environment"
-    command: Any = Telling(path)
+    command: Any = EnvironmentDump(path)
     engine = SlurmEngine(
         command, "pk-7e57-", slurm.state, partition="harvest", variables=["HF_TOKEN"]
     )

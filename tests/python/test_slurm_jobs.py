@@ -16,7 +16,7 @@ from penstock.engines.slurm_engine import SlurmEngine, worker_environment
     "name",
     ["pk-1-1; touch x", "pk-1-$(id)", "pk-1-1\n", "pk-1", "pk-xyz-1", "pk-1-\u0661", "", "-1"],
 )
-def test_name_that_is_no_worker_s_is_written_into_no_script(tmp_path: Path, name: str) -> None:
+def test_invalid_worker_name_is_rejected_before_any_script(tmp_path: Path, name: str) -> None:
     engine = SlurmEngine(WorkerCommand("tcp://127.0.0.1:9", None, 60.0), "pk-1-", tmp_path / "logs")
     with pytest.raises(EngineRefusal, match="name must be pk-HEX-NUMBER, got") as refusal:
         engine.spawn(["pk-1-7", name])
@@ -24,7 +24,7 @@ def test_name_that_is_no_worker_s_is_written_into_no_script(tmp_path: Path, name
     assert not (tmp_path / "logs").exists()
 
 
-def test_workers_have_paths_and_threads_and_no_secrets() -> None:
+def test_worker_environment_excludes_secrets() -> None:
     needed = {
         "PATH": "/usr/bin", "HOME": "/home/ann", "LD_LIBRARY_PATH": "/opt/lib", "LC_ALL": "C",
         "VIRTUAL_ENV": "/venv", "PYTHONPATH": "/code", "PENSTOCK_CODE_PATHS": "/code",

@@ -79,7 +79,7 @@ class Hoarding(Numbers):
         return torch.full((1 << 18,), index)
 
 
-def test_batches_that_are_larger_than_dev_shm_come_from_a_job_process(
+def test_batches_larger_than_dev_shm_arrive(
     pool: PoolProcesses, small_shared_memory: tuple[str, ...]
 ) -> None:
     worker = pool.start_worker(within=small_shared_memory)
@@ -89,7 +89,7 @@ def test_batches_that_are_larger_than_dev_shm_come_from_a_job_process(
 
 
 @pytest.mark.long
-def test_a_job_that_shares_more_than_dev_shm_has_is_told_and_the_next_is_served(
+def test_job_exceeding_dev_shm_fails_and_next_job_is_served(
     pool: PoolProcesses, small_shared_memory: tuple[str, ...]
 ) -> None:
     worker = pool.start_worker(within=small_shared_memory)
@@ -102,7 +102,7 @@ def test_a_job_that_shares_more_than_dev_shm_has_is_told_and_the_next_is_served(
     assert "another one starts" not in worker.output
 
 
-def test_jobs_run_where_every_process_may_have_256_files(pool: PoolProcesses) -> None:
+def test_jobs_run_with_a_limit_of_256_open_files(pool: PoolProcesses) -> None:
     worker = pool.start_worker(within=FEW_FILES, processes=2)
     environment = {**pool.environment, "PENSTOCK_POOL": pool.endpoint}
     program = (sys.executable, SHORT_JOBS)
@@ -114,7 +114,7 @@ def test_jobs_run_where_every_process_may_have_256_files(pool: PoolProcesses) ->
     assert "another one starts" not in worker.output
 
 
-def test_a_job_process_without_a_descriptor_hands_its_batches_over(pool: PoolProcesses) -> None:
+def test_job_process_out_of_descriptors_still_delivers(pool: PoolProcesses) -> None:
     """There is none for the shared memory that would hold them."""
     worker = pool.start_worker(within=FEW_FILES)
     for index, batch in enumerate(pooled(pool, Hoarding())):

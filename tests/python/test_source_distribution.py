@@ -43,7 +43,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_it_has_what_the_tree_has(archive: Path) -> None:
+def test_sdist_contains_exactly_the_tracked_files(archive: Path) -> None:
     listed = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -63,7 +63,7 @@ def test_it_has_what_the_tree_has(archive: Path) -> None:
 
 
 @pytest.mark.slow
-def test_its_name_and_its_folder_have_the_version(archive: Path) -> None:
+def test_sdist_name_and_folder_have_the_version(archive: Path) -> None:
     assert archive.name == f"penstock-{penstock.__version__}.tar.gz"
     with tarfile.open(archive) as tar:
         assert {name.partition("/")[0] for name in tar.getnames()} == {
@@ -71,19 +71,19 @@ def test_its_name_and_its_folder_have_the_version(archive: Path) -> None:
         }
 
 
-def test_a_build_in_isolation_asks_for_the_torch_that_is_named() -> None:
+def test_isolated_build_requires_the_named_torch() -> None:
     for variables, torch in (({}, TORCHES[-1]), ({"PENSTOCK_TORCH": "2.13"}, "2.13")):
         done = in_backend("isolated_build.get_requires_for_build_wheel()", **variables)
         assert f"'torch=={torch}.*'" in done.stdout or sys.version_info < (3, 11), done.stderr
 
 
-def test_a_torch_that_penstock_is_not_for_ends_the_build_with_the_range() -> None:
+def test_unsupported_torch_variable_fails_the_build() -> None:
     done = in_backend("isolated_build.get_requires_for_build_wheel()", PENSTOCK_TORCH="2.9")
     assert done.returncode == 1
     assert f"PENSTOCK_TORCH must be one of {', '.join(TORCHES)}, got '2.9'" in done.stderr
 
 
-def test_setup_refuses_a_torch_outside_of_the_range(tmp_path: Path) -> None:
+def test_setup_rejects_unsupported_torch(tmp_path: Path) -> None:
     folder = tmp_path / "torch-2.9.1.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.9.1\n")
@@ -101,7 +101,7 @@ def test_setup_refuses_a_torch_outside_of_the_range(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_cmake_refuses_a_torch_outside_of_the_range(tmp_path: Path) -> None:
+def test_cmake_rejects_unsupported_torch(tmp_path: Path) -> None:
     header = tmp_path / "torch" / "include" / "torch" / "headeronly" / "version.h"
     header.parent.mkdir(parents=True)
     names = zip(("MAJOR", "MINOR", "PATCH"), (2, 9, 1), strict=True)
@@ -123,7 +123,7 @@ def test_cmake_refuses_a_torch_outside_of_the_range(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_wheel_is_built_from_it(archive: Path, tmp_path: Path) -> None:
+def test_wheel_builds_from_the_sdist(archive: Path, tmp_path: Path) -> None:
     """With the torch that is installed."""
     faulthandler.cancel_dump_traceback_later()  # its bound is the command's bound
     done = subprocess.run(

@@ -84,7 +84,7 @@ class Regression(Dataset[Any]):
         ),
     ],
 )
-def test_a_pool_that_cannot_fork_trains_to_the_bit_and_says_that_it_spawns(
+def test_pool_without_fork_spawns_and_matches_losses(
     pool: PoolProcesses, how: str, argument: str, fault: str
 ) -> None:
     expected = losses_of(DataLoader(Regression(), batch_size=4, seeding="batch", shuffle=True))
@@ -132,7 +132,7 @@ def look(pool: PoolProcesses, worker: Worker) -> dict[str, Any]:
     return dict(found)
 
 
-def test_a_spawned_process_is_like_a_forked_one(pool: PoolProcesses) -> None:
+def test_spawned_job_process_equals_a_forked_one(pool: PoolProcesses) -> None:
     pool.environment["OF_THE_WORKER"] = "here"
     forked = look(pool, pool.start_altered_worker("refuse_forks", "0"))
     worker = start_worker(pool)
@@ -149,7 +149,7 @@ class Ending(Numbers):
         return index
 
 
-def test_a_death_is_told_with_how_the_process_ended_and_nothing_is_left(
+def test_spawned_process_death_is_reported_and_cleaned_up(
     pool: PoolProcesses, tmp_path: Path
 ) -> None:
     worker = start_worker(pool)
@@ -171,7 +171,7 @@ def test_a_death_is_told_with_how_the_process_ended_and_nothing_is_left(
     del batches
 
 
-def test_a_fork_that_works_is_used(pool: PoolProcesses) -> None:
+def test_working_fork_is_used(pool: PoolProcesses) -> None:
     worker = pool.start_worker()
     assert list(pooled(pool, Numbers())) == list(range(6))
     assert "jobs are spawned" not in worker.output

@@ -80,7 +80,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
         ("explain --formt json train.py", 2),
     ],
 )
-def test_a_command_that_needs_no_torch_starts_without_it(
+def test_commands_without_torch_do_not_import_it(
     environment: dict[str, str], tmp_path: Path, arguments: str, exit_code: int
 ) -> None:
     command = [sys.executable, "-X", "importtime", "-m", "penstock", *arguments.split()]
@@ -126,7 +126,7 @@ def peak_megabytes(pid: int) -> float:
     return int(kilobytes) / 1024
 
 
-def test_a_controller_and_the_parent_of_workers_have_no_torch(
+def test_controller_and_worker_parent_load_no_torch(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     """On a host of 64 workers only the processes that make batches need it."""
@@ -147,7 +147,7 @@ def test_a_controller_and_the_parent_of_workers_have_no_torch(
         assert heavy_among(imported(path.read_text())) == [], path
 
 
-def test_the_module_of_the_pool_commands_links_no_torch() -> None:
+def test_pool_module_does_not_link_torch() -> None:
     def needed(module: str) -> str:
         command = ["readelf", "--dynamic", "--wide", module]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -158,7 +158,7 @@ def test_the_module_of_the_pool_commands_links_no_torch() -> None:
     assert "libtorch" in needed(_C.__file__)
 
 
-def test_an_import_of_penstock_is_no_import_of_torch() -> None:
+def test_import_penstock_does_not_import_torch() -> None:
     assert heavy_among(modules_after("import penstock; penstock.PenstockError")) == []
     assert heavy_among(modules_after("from penstock.errors import WorkerError")) == []
 
@@ -188,13 +188,13 @@ NOT_FOR_LOADING = {
     ["import penstock; penstock.DataLoader", LOADING.format(workers=0), LOADING.format(workers=1)],
     ids=["named", "in-process", "workers"],
 )
-def test_who_only_loads_data_waits_for_neither_dynamo_nor_the_pool(program: str) -> None:
+def test_loading_data_imports_neither_dynamo_nor_pool(program: str) -> None:
     torchs_own = modules_after("import torch.utils.data")
     assert modules_after(program) & NOT_FOR_LOADING <= torchs_own
 
 
 @pytest.mark.long
-def test_a_program_under_penstock_run_waits_for_neither_dynamo_nor_the_pool(tmp_path: Path) -> None:
+def test_penstock_run_imports_neither_dynamo_nor_pool(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(TELL_MODULES)
     done = subprocess.run(
@@ -208,7 +208,7 @@ def test_a_program_under_penstock_run_waits_for_neither_dynamo_nor_the_pool(tmp_
     assert loaded & NOT_FOR_LOADING <= modules_after("import torch.utils.data")
 
 
-def test_every_public_name_is_there_and_listed_before_it_is_used() -> None:
+def test_public_names_are_listed_before_first_use() -> None:
     assert set(penstock.__all__) <= set(dir(penstock))
     listed = "import penstock; names = dir(penstock); from penstock import *; "
     modules_after(listed + "assert set(penstock.__all__) <= {*names} & {*globals()}")
@@ -232,7 +232,7 @@ def refusal(statement):
 
 
 @pytest.mark.long
-def test_a_torch_that_this_build_is_not_for_is_refused_before_the_native_part_loads() -> None:
+def test_wrong_torch_is_rejected_before_loading_native_code() -> None:
     statements = [
         "penstock.DataLoader",
         "from penstock import DataLoader",
@@ -246,7 +246,7 @@ def test_a_torch_that_this_build_is_not_for_is_refused_before_the_native_part_lo
     assert "penstock._C" not in modules_after(program)
 
 
-def test_commands_that_need_no_torch_run_beside_one_that_this_build_is_not_for() -> None:
+def test_commands_without_torch_run_with_an_unsupported_torch() -> None:
     program = (
         "from penstock.cli.command_line import main\nsys.argv = ['penstock', '--version']\nmain()"
     )

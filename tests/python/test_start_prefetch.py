@@ -107,7 +107,7 @@ MADE: dict[str, Make] = {
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("name", MADE)
-def test_the_stream_is_that_of_iter_in_its_place(name: str, persistent: bool) -> None:
+def test_started_stream_matches_iter(name: str, persistent: bool) -> None:
     def make() -> Any:
         return MADE[name](persistent_workers=persistent)
 
@@ -118,7 +118,7 @@ def test_the_stream_is_that_of_iter_in_its_place(name: str, persistent: bool) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("name", MADE)
-def test_a_resumed_stream_is_that_of_iter_in_its_place(name: str, persistent: bool) -> None:
+def test_resumed_started_stream_matches_iter(name: str, persistent: bool) -> None:
     def make() -> Any:
         return MADE[name](persistent_workers=persistent)
 
@@ -132,7 +132,7 @@ def test_a_resumed_stream_is_that_of_iter_in_its_place(name: str, persistent: bo
 @pytest.mark.slow
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", MADE)
-def test_the_state_is_that_of_before_and_goes_on_from_there(name: str) -> None:
+def test_state_is_unchanged_by_start_prefetch(name: str) -> None:
     seed_all(7)
     before = through_json(MADE[name]().state_dict())
     started = begun(MADE[name], True)
@@ -146,7 +146,7 @@ def test_the_state_is_that_of_before_and_goes_on_from_there(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("name", ["shuffled", "by batch", "mixture", "rank", "shards"])
-def test_each_epoch_may_be_started_ahead(name: str, persistent: bool) -> None:
+def test_every_epoch_may_be_started_early(name: str, persistent: bool) -> None:
     def epochs(is_started: bool) -> list[Any]:
         seed_all(7)
         loader = MADE[name](persistent_workers=persistent)
@@ -160,7 +160,7 @@ def test_each_epoch_may_be_started_ahead(name: str, persistent: bool) -> None:
     assert epochs(True) == epochs(False)
 
 
-class Telling(Dataset[int]):
+class CountsMadeSamples(Dataset[int]):
     """Counts the samples that its workers made."""
 
     def __init__(self) -> None:
@@ -176,7 +176,7 @@ class Telling(Dataset[int]):
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_batches_are_made_before_iter(persistent: bool) -> None:
-    dataset = Telling()
+    dataset = CountsMadeSamples()
     loader = DataLoader(dataset, 2, num_workers=2, persistent_workers=persistent)
     loader.start_prefetch()
     for _ in range(8):  # samples of the four batches that two workers are asked for
@@ -184,7 +184,7 @@ def test_batches_are_made_before_iter(persistent: bool) -> None:
     assert [batch.tolist() for batch in loader] == [[i, i + 1] for i in range(0, 40, 2)]
 
 
-class TellingByPipe(Dataset[int]):
+class ReportsSamplesByPipe(Dataset[int]):
     """Writes a byte for each sample. Can be sent to a pool's workers."""
 
     def __init__(self, path: Path) -> None:
@@ -207,12 +207,12 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProces
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_pool_makes_batches_before_iter(pool: PoolProcesses, tmp_path: Path) -> None:
+def test_pool_makes_batches_before_iter(pool: PoolProcesses, tmp_path: Path) -> None:
     pool.start_worker()
     os.mkfifo(tmp_path / "pipe")
     pipe = os.open(tmp_path / "pipe", os.O_RDWR)
     try:
-        dataset = TellingByPipe(tmp_path / "pipe")
+        dataset = ReportsSamplesByPipe(tmp_path / "pipe")
         loader = DataLoader(dataset, 2, pool=Pool(pool.endpoint, code_paths=[CODE]), timeout=60)
         loader.start_prefetch()
         for _ in range(4):
@@ -226,7 +226,7 @@ def test_a_pool_makes_batches_before_iter(pool: PoolProcesses, tmp_path: Path) -
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
-def test_a_pools_stream_is_that_of_iter_in_its_place(pool: PoolProcesses, persistent: bool) -> None:
+def test_started_pool_stream_matches_iter(pool: PoolProcesses, persistent: bool) -> None:
     pool.start_worker(processes=2)
 
     def make() -> Any:
@@ -278,9 +278,7 @@ CHANGES: dict[str, tuple[str, Callable[[Any], None]]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("is_drawn_since", [False, True])
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_is_changed_meanwhile_is_heeded_and_nothing_is_lost(
-    change: str, is_drawn_since: bool
-) -> None:
+def test_changes_after_start_prefetch_take_effect(change: str, is_drawn_since: bool) -> None:
     """As if the loader had been changed before the draws were made."""
     name, make_change = CHANGES[change]
 
@@ -303,7 +301,7 @@ def test_what_is_changed_meanwhile_is_heeded_and_nothing_is_lost(
 
 
 @pytest.mark.parametrize("set_after", [True, False])
-def test_set_epoch_is_heeded(set_after: bool) -> None:
+def test_set_epoch_after_start_prefetch_takes_effect(set_after: bool) -> None:
     dataset = Counted()
 
     def indices(is_started: bool, sampler: Any) -> list[Any]:
@@ -320,7 +318,7 @@ def test_set_epoch_is_heeded(set_after: bool) -> None:
         assert indices(True, make()) == indices(False, make())
 
 
-def test_an_iterator_that_nothing_has_changed_is_the_one_that_iter_gives() -> None:
+def test_unchanged_started_iterator_is_reused_by_iter() -> None:
     loader = DataLoader(Counted(), 4, shuffle=True, num_workers=1)
     loader.start_prefetch()
     pids = children()
@@ -331,7 +329,7 @@ def test_an_iterator_that_nothing_has_changed_is_the_one_that_iter_gives() -> No
     assert len(list(iterator)) == 6
 
 
-def test_a_state_that_is_loaded_since_is_heeded() -> None:
+def test_state_loaded_after_start_prefetch_takes_effect() -> None:
     def make() -> Any:
         return DataLoader(Augmented(), 4, shuffle=True, num_workers=1)
 
@@ -341,7 +339,7 @@ def test_a_state_that_is_loaded_since_is_heeded() -> None:
     assert take(iter(started), 99) == streams(begun(make, False, state), 1)[0]
 
 
-def test_a_loader_that_dies_leaves_nothing() -> None:
+def test_deleted_started_loader_leaves_nothing() -> None:
     loader = DataLoader(Counted(), 4, num_workers=2)
     loader.start_prefetch()
     gone = weakref.ref(loader)
@@ -350,7 +348,7 @@ def test_a_loader_that_dies_leaves_nothing() -> None:
     assert gone() is None  # and a fixture looks for its processes and its memory
 
 
-def test_a_pickled_loader_begins_where_this_one_does() -> None:
+def test_pickled_started_loader_gives_the_same_epoch() -> None:
     seed_all(7)
     loader = DataLoader(Counted(), num_workers=1, **SAMPLERS["own generator"]())
     loader.start_prefetch()
@@ -358,7 +356,7 @@ def test_a_pickled_loader_begins_where_this_one_does() -> None:
     assert [batch.tolist() for batch in other] == [batch.tolist() for batch in loader]
 
 
-def test_a_forked_child_begins_with_workers_of_its_own() -> None:
+def test_forked_child_starts_its_own_workers() -> None:
     loader = DataLoader(Counted(), 4, num_workers=1, persistent_workers=False)
     loader.start_prefetch()
     pid = os.fork()
@@ -372,7 +370,7 @@ def test_a_forked_child_begins_with_workers_of_its_own() -> None:
     assert len(list(loader)) == 6
 
 
-def test_a_broken_off_epoch_of_persistent_workers_is_left() -> None:
+def test_start_prefetch_after_abandoned_epoch_starts_anew() -> None:
     loader = DataLoader(Counted(), 4, num_workers=1, persistent_workers=True)
     first = next(iter(loader))
     state = loader.state_dict()
@@ -383,7 +381,7 @@ def test_a_broken_off_epoch_of_persistent_workers_is_left() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("on_one_thread")
-def test_a_model_that_is_offloaded_since_has_its_cut() -> None:
+def test_model_offloaded_after_start_prefetch_is_cut() -> None:
     """Batches requested before the model was known arrive without its tensors."""
     rows = torch.randint(0, 256, (48, 3, 8), dtype=torch.uint8)
 
@@ -410,7 +408,7 @@ class Scaled(torch.nn.Module):
         return (rows.float() / 255 - 0.5).flatten(1)
 
 
-def test_nothing_is_started_where_nothing_can_be_made_ahead() -> None:
+def test_start_prefetch_without_workers_raises() -> None:
     with pytest.raises(UnsupportedError, match="with num_workers=0 and no pool, where a batch is"):
         DataLoader(Counted()).start_prefetch()
     pipe = torch.utils.data.datapipes.map.SequenceWrapper([1, 2])
@@ -418,7 +416,7 @@ def test_nothing_is_started_where_nothing_can_be_made_ahead() -> None:
         DataLoader(pipe, num_workers=1).start_prefetch()
 
 
-def test_nothing_is_started_in_the_middle_of_an_epoch() -> None:
+def test_start_prefetch_mid_epoch_raises() -> None:
     loader = DataLoader(Counted(), 4, num_workers=1)
     iterator = iter(loader)
     next(iterator)

@@ -118,7 +118,7 @@ def epoch_of(loader: Any) -> list[Any]:
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("dataset_class", DATASETS)
 @pytest.mark.parametrize("epoch_count", [1, 2])
-def test_the_next_epoch_is_the_one_that_would_have_come(
+def test_state_between_epochs_resumes_with_the_next_epoch(
     dataset_class: Any, workers: dict[str, Any], seeding: str, epoch_count: int
 ) -> None:
     def make() -> Any:
@@ -138,7 +138,7 @@ def test_the_next_epoch_is_the_one_that_would_have_come(
 
 @pytest.mark.parametrize("seeding", ["worker", "batch"])
 @pytest.mark.parametrize("dataset_class", DATASETS)
-def test_a_state_from_before_the_first_batch_goes_back_into_the_same_loader(
+def test_state_before_first_batch_reloads_into_same_loader(
     dataset_class: Any, seeding: str
 ) -> None:
     loader = DataLoader(
@@ -159,7 +159,7 @@ def test_a_state_from_before_the_first_batch_goes_back_into_the_same_loader(
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("epochs_before", [0, 1, 2])
 @pytest.mark.parametrize("was_used", [False, True])
-def test_a_state_of_before_the_first_batch_has_the_sampler_as_it_was_before_the_epoch(
+def test_state_before_first_batch_has_sampler_of_epoch_start(
     workers: int, epochs_before: int, was_used: bool
 ) -> None:
     def make() -> DataLoader[int]:

@@ -27,7 +27,7 @@ from penstock.errors import UnsupportedError
         ({"sampler": Backwards()}, "this one has sampler 'Backwards'"),
     ],
 )
-def test_a_loader_that_is_built_differently_refuses(others: dict[str, Any], words: str) -> None:
+def test_state_of_differently_built_loader_is_rejected(others: dict[str, Any], words: str) -> None:
     state = state_after(lambda: DataLoader(Counted(), batch_size=4), 2)
     loader: Any = DataLoader(**{"dataset": Counted(), "batch_size": 4, **others})
     error = error_of(lambda: loader.load_state_dict(state))
@@ -35,7 +35,7 @@ def test_a_loader_that_is_built_differently_refuses(others: dict[str, Any], word
     assert words in str(error)
 
 
-def test_another_batch_sampler_is_refused() -> None:
+def test_state_of_other_batch_sampler_is_rejected() -> None:
     def make(size: int) -> Any:
         return DataLoader(Counted(), batch_sampler=BatchSampler(Backwards(), size, False))
 
@@ -45,14 +45,14 @@ def test_another_batch_sampler_is_refused() -> None:
     assert "BatchSampler of 3 over Backwards" in str(error)
 
 
-def test_another_number_of_shards_is_refused() -> None:
+def test_state_of_other_shard_count_is_rejected() -> None:
     state = state_after(lambda: DataLoader(Shards(), batch_size=3, num_workers=2), 2)
     error = error_of(lambda: DataLoader(Shards(), batch_size=3).load_state_dict(state))
     assert type(error) is ValueError
     assert "shards 2 and this one has shards 1" in str(error)
 
 
-def test_what_is_no_state_of_ours_is_refused() -> None:
+def test_foreign_or_newer_state_is_rejected() -> None:
     loader = DataLoader(Counted(), batch_size=4)
     error = error_of(lambda: loader.load_state_dict({"_snapshot": {}}))
     assert type(error) is ValueError
@@ -74,7 +74,7 @@ def test_what_is_no_state_of_ours_is_refused() -> None:
     ],
     ids=["ranks in free order", "datapipe"],
 )
-def test_where_there_is_no_state_there_is_no_state_dict(loader: Any, words: str) -> None:
+def test_loader_without_states_has_no_state_dict(loader: Any, words: str) -> None:
     error = error_of(lambda: loader.state_dict())
     assert isinstance(error, UnsupportedError)
     assert words in str(error)
@@ -84,7 +84,7 @@ def test_where_there_is_no_state_there_is_no_state_dict(loader: Any, words: str)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_dataset_that_cannot_take_its_state_back_says_so_in_the_place_of_a_batch(
+def test_error_in_dataset_load_state_dict_is_raised_by_next(
     workers: int,
 ) -> None:
     class Refusing(Remembering):
@@ -102,7 +102,7 @@ def test_a_dataset_that_cannot_take_its_state_back_says_so_in_the_place_of_a_bat
 
 
 @pytest.mark.parametrize("state", [None, [], "loader.pt", 3])
-def test_what_is_no_state_is_refused(state: Any) -> None:
+def test_non_dict_state_raises_type_error(state: Any) -> None:
     """`load_state_dict(checkpoint.get("lodaer"))` silently restarted at the first batch."""
     loader = DataLoader(Counted(), batch_size=4)
     with pytest.raises(TypeError) as raised:
@@ -110,7 +110,7 @@ def test_what_is_no_state_is_refused(state: Any) -> None:
     assert repr(state) in str(raised.value) and "state_dict()" in str(raised.value)
 
 
-def test_an_empty_state_begins_a_new_epoch_and_says_so() -> None:
+def test_empty_state_warns_and_starts_a_new_epoch() -> None:
     loader = DataLoader(Counted(), batch_size=4)
     with pytest.warns(
         UserWarning, match="empty dictionary, so the loader begins a new epoch"

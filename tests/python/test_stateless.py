@@ -76,7 +76,7 @@ def moved(plan: Any) -> list[str]:
     return [call.operator.partition(" at ")[0] for call in plan.moved]
 
 
-def test_a_declared_operator_moves_and_an_unknown_one_stays() -> None:
+def test_operator_declared_stateless_moves() -> None:
     pool = InProcessPool(batches_of(CASE))
     model = offload(fresh(Companding), pool, cut="maximal", verify_every=2)
     assert train(model, pool, CASE.loss) == eager_trace(CASE)
@@ -89,7 +89,7 @@ def test_a_declared_operator_moves_and_an_unknown_one_stays() -> None:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_worker_processes_run_a_declared_operator_where_they_have_it(method: str) -> None:
+def test_worker_processes_run_declared_operators(method: str) -> None:
     """A spawned worker imports this module to read the dataset's class."""
     loader: penstock.DataLoader[Any] = penstock.DataLoader(
         Declared(CASE),
@@ -114,7 +114,7 @@ class Declared(Batches):
     """A class of this module."""
 
 
-def test_a_hidden_counter_is_found_out_and_its_operator_goes_back(
+def test_wrongly_declared_operator_returns_to_the_trainer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The operators that read its result return first, then the operator itself."""
@@ -137,7 +137,7 @@ def test_a_hidden_counter_is_found_out_and_its_operator_goes_back(
     assert "gives other bits in a worker" in reasons["counted"]
 
 
-def test_what_cannot_be_stateless_is_refused() -> None:
+def test_stateless_rejects_unsuitable_operators() -> None:
     with pytest.raises(ValueError, match=r"got aten::add_, which writes to its arguments"):
         penstock.stateless(torch.ops.aten.add_.Tensor)
     with pytest.raises(ValueError, match=r"got aten::view, which returns memory that belongs"):

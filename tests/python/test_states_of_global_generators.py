@@ -86,7 +86,7 @@ def as_plain(batch: Any) -> Any:
         (Streaming, {}),
     ],
 )
-def test_a_resumed_program_gets_the_rest(
+def test_state_with_global_generator_resumes_exactly(
     loader_class: Any, batch_count: int, dataset_class: Any, options: dict[str, Any]
 ) -> None:
     torch.manual_seed(7)
@@ -99,7 +99,7 @@ def test_a_resumed_program_gets_the_rest(
     assert [as_plain(batch) for batch in resumed] == rest
 
 
-def test_with_seeding_by_batch_no_sample_comes_twice() -> None:
+def test_batch_seeding_resumes_without_repeats() -> None:
     options: dict[str, Any] = {"batch_size": BATCH_SIZE, "shuffle": True, "seeding": "batch"}
     torch.manual_seed(7)
     state, rest = rest_after(DataLoader(Drawing(), **options), 3)
@@ -146,7 +146,7 @@ class NumpyOrder:
 
 
 @pytest.mark.usefixtures("bit_generator")
-def test_what_was_drawn_from_numpy_is_seen_and_put_back() -> None:
+def test_numpy_draws_are_detected_and_restored() -> None:
     np.random.standard_normal()  # of two that are made concurrently, by the legacy functions
     states = generator_states()
     for draw in (np.random.standard_normal, np.random.random, lambda: np.random.randint(7)):
@@ -160,7 +160,7 @@ def test_what_was_drawn_from_numpy_is_seen_and_put_back() -> None:
 
 @pytest.mark.usefixtures("bit_generator")
 @pytest.mark.parametrize("seeding", ["worker", "batch", "sample"])
-def test_a_state_goes_on_with_any_generator_of_numpy(seeding: Any) -> None:
+def test_state_resumes_with_any_numpy_generator(seeding: Any) -> None:
     def loader() -> Any:
         return DataLoader(range(12), batch_size=2, sampler=NumpyOrder(), seeding=seeding)
 
@@ -176,7 +176,7 @@ def test_a_state_goes_on_with_any_generator_of_numpy(seeding: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("bit_generator")
-def test_seeding_by_batch_draws_the_same_for_any_number_of_workers() -> None:
+def test_batch_seeding_of_numpy_is_independent_of_workers() -> None:
     def drawn(num_workers: int) -> list[float]:
         torch.manual_seed(3)
         context = "fork" if num_workers else None
@@ -193,7 +193,7 @@ def test_seeding_by_batch_draws_the_same_for_any_number_of_workers() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("bit_generator")
-def test_prefetching_that_was_started_is_dropped_with_any_generator_of_numpy() -> None:
+def test_dropped_prefetch_restores_any_numpy_generator() -> None:
     """The user saw a KeyError: 'pos' from load_state_dict()."""
     loader = DataLoader(range(12), sampler=NumpyOrder(), num_workers=1)
     state = loader.state_dict()

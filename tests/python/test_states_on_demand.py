@@ -47,7 +47,7 @@ WORKERS = [
 ]
 
 
-class AsksCounted:
+class CountsStateRequests:
     """Counts how often its state was requested, in any process."""
 
     def __init__(self, noted: Path) -> None:
@@ -67,7 +67,7 @@ class AsksCounted:
         pass
 
 
-class CountedMap(AsksCounted, Dataset[int]):
+class CountedMap(CountsStateRequests, Dataset[int]):
     def __len__(self) -> int:
         return 40
 
@@ -75,7 +75,7 @@ class CountedMap(AsksCounted, Dataset[int]):
         return index
 
 
-class CountedIterator(AsksCounted):
+class CountedIterator(CountsStateRequests):
     def __init__(self, noted: Path) -> None:
         super().__init__(noted)
         self.left = iter(range(20))
@@ -84,12 +84,12 @@ class CountedIterator(AsksCounted):
         return next(self.left)
 
 
-class CountedStream(AsksCounted, IterableDataset[int]):
+class CountedStream(CountsStateRequests, IterableDataset[int]):
     def __iter__(self) -> Any:
         return CountedIterator(self.noted)
 
 
-class CountedSampler(AsksCounted, Sampler[int]):
+class CountedSampler(CountsStateRequests, Sampler[int]):
     def __len__(self) -> int:
         return 40
 
@@ -99,7 +99,7 @@ class CountedSampler(AsksCounted, Sampler[int]):
 
 @pytest.mark.parametrize("workers", WORKERS, ids=str)
 @pytest.mark.parametrize("dataset_class", [CountedMap, CountedStream])
-def test_nothing_is_asked_for_a_state_before_the_loader_is(
+def test_no_state_is_requested_before_the_first_state_dict(
     dataset_class: Any, workers: dict[str, Any], tmp_path: Path
 ) -> None:
     dataset, sampler = dataset_class(tmp_path / "dataset"), CountedSampler(tmp_path / "sampler")
@@ -149,9 +149,7 @@ NOT_READY: dict[str, Any] = {
 
 @pytest.mark.parametrize("workers", WORKERS, ids=str)
 @pytest.mark.parametrize("case", NOT_READY.values(), ids=NOT_READY)
-def test_a_program_runs_as_under_torch_until_it_asks_for_a_state_that_is_not_ready(
-    case: Any, workers: dict[str, Any]
-) -> None:
+def test_unready_state_raises_only_from_state_dict(case: Any, workers: dict[str, Any]) -> None:
     def epochs(loader_class: Any) -> list[Any]:
         torch.manual_seed(4)
         loader = loader_class(batch_size=4, **case(), **workers)
@@ -174,7 +172,7 @@ def test_a_program_runs_as_under_torch_until_it_asks_for_a_state_that_is_not_rea
 
 
 @pytest.mark.parametrize("case", NOT_READY.values(), ids=NOT_READY)
-def test_a_state_that_is_not_ready_in_a_worker_is_the_error_of_state_dict_alone(case: Any) -> None:
+def test_unready_worker_state_raises_only_from_state_dict(case: Any) -> None:
     loader = DataLoader(batch_size=4, num_workers=2, **case())
     loader._want_states()
     iterator = iter(loader)
@@ -220,7 +218,7 @@ def states_of_run(make: Any, first_asked: int) -> tuple[list[Any], list[dict[str
 @pytest.mark.parametrize("every", [1, 3, 100, 0])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("case", DATASETS.values(), ids=DATASETS)
-def test_each_state_is_exact_wherever_the_first_was_asked_for(
+def test_states_are_exact_wherever_the_first_is_requested(
     case: Any, workers: int, every: int
 ) -> None:
     def make() -> Any:
@@ -242,7 +240,7 @@ def test_each_state_is_exact_wherever_the_first_was_asked_for(
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_sampler_is_asked_once_in_so_many_steps(workers: int, tmp_path: Path) -> None:
+def test_sampler_state_is_requested_every_n_steps(workers: int, tmp_path: Path) -> None:
     sampler = CountedSampler(tmp_path / "sampler")
     loader = DataLoader(
         list(range(40)),  # type: ignore[arg-type]
@@ -258,7 +256,7 @@ def test_a_sampler_is_asked_once_in_so_many_steps(workers: int, tmp_path: Path) 
     assert sampler.asked_count - before <= 20 / 5 + 3
 
 
-def test_a_sampler_without_workers_is_asked_when_the_loader_is(tmp_path: Path) -> None:
+def test_sampler_state_is_requested_on_demand_without_workers(tmp_path: Path) -> None:
     sampler = CountedSampler(tmp_path / "sampler")
     loader = DataLoader(list(range(40)), 2, sampler=sampler)  # type: ignore[arg-type]
     loader.state_dict()
@@ -274,7 +272,7 @@ class Shared(list[int]):
     pass
 
 
-def test_a_copied_state_is_as_deepcopy_has_it() -> None:
+def test_copied_state_matches_deepcopy() -> None:
     numbers, tensor = [1, 2.5, "a", None, True, b"b"], torch.arange(3)
     state: dict[Any, Any] = {
         "order": numbers,
@@ -299,7 +297,7 @@ def test_a_copied_state_is_as_deepcopy_has_it() -> None:
     assert state["words"][0] == 0
 
 
-def test_a_dataset_of_a_worker_is_asked_once_in_so_many_steps(tmp_path: Path) -> None:
+def test_worker_dataset_state_is_requested_every_n_steps(tmp_path: Path) -> None:
     dataset = CountedMap(tmp_path / "dataset")
     loader = DataLoader(dataset, 1, num_workers=2, snapshot_every_n_steps=10)
     loader.state_dict()
@@ -335,7 +333,7 @@ class KeepingSampler(CountedSampler):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_no_more_states_are_kept_than_batches_are_prefetched(workers: int, tmp_path: Path) -> None:
+def test_kept_states_are_bounded_by_prefetched_batches(workers: int, tmp_path: Path) -> None:
     loader = DataLoader(
         list(range(40)),  # type: ignore[arg-type]
         2,
@@ -349,7 +347,7 @@ def test_no_more_states_are_kept_than_batches_are_prefetched(workers: int, tmp_p
     assert alive <= 2 * 2 + 6
 
 
-def test_the_state_is_exact_after_a_break_though_none_was_asked_for_before() -> None:
+def test_first_state_after_a_break_is_exact() -> None:
     for case in DATASETS.values():
         for workers in (0, 2):
             make = partial(make_loader, case, num_workers=workers)
@@ -363,7 +361,7 @@ def test_the_state_is_exact_after_a_break_though_none_was_asked_for_before() -> 
             assert rest_of(make, state) == expected[count:]
 
 
-def test_persistent_workers_say_where_nobody_has_wanted_to_know() -> None:
+def test_late_first_state_with_persistent_workers_warns() -> None:
     loader = DataLoader(Remembering(), 4, num_workers=1, persistent_workers=True)
     list(loader)
     iterator = iter(loader)
@@ -373,7 +371,7 @@ def test_persistent_workers_say_where_nobody_has_wanted_to_know() -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_between_epochs_is_told_and_not_waited_for() -> None:
+def test_worker_death_between_epochs_raises_without_waiting() -> None:
     loader = DataLoader(Shards(), 4, num_workers=2, persistent_workers=True)
     loader.state_dict()
     list(loader)
@@ -394,7 +392,7 @@ class SilentWorkers(Counted):
 
 
 @pytest.mark.slow
-def test_a_worker_that_does_not_tell_its_state_is_late_as_with_a_batch() -> None:
+def test_worker_that_sends_no_state_times_out() -> None:
     loader = DataLoader(
         SilentWorkers(),
         4,
@@ -409,7 +407,7 @@ def test_a_worker_that_does_not_tell_its_state_is_late_as_with_a_batch() -> None
         iter(loader)
 
 
-def test_another_loader_wants_nothing_of_this_one(tmp_path: Path) -> None:
+def test_state_requests_do_not_affect_another_loader(tmp_path: Path) -> None:
     dataset = CountedMap(tmp_path / "dataset")
     first, second = (DataLoader(dataset, 4, num_workers=1) for _ in range(2))
     first.state_dict()
@@ -420,7 +418,7 @@ def test_another_loader_wants_nothing_of_this_one(tmp_path: Path) -> None:
 # ---- Passes after the resumed one
 
 
-class BeginsWhereItWasPut(IterableDataset[int]):
+class ResumesInEveryPass(IterableDataset[int]):
     """As a stream of Hugging Face: in each pass it resumes from the state that it was given."""
 
     def __init__(self) -> None:
@@ -455,7 +453,7 @@ def indices_of(samples: list[Any]) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seeding", ["worker", "batch"])
-@pytest.mark.parametrize("make_dataset", [BeginsWhereItWasPut, hugging_face_stream])
+@pytest.mark.parametrize("make_dataset", [ResumesInEveryPass, hugging_face_stream])
 @pytest.mark.parametrize("workers", WORKERS, ids=str)
 def test_epochs_after_a_resumed_one_are_whole(
     make_dataset: Any, workers: dict[str, Any], seeding: Any

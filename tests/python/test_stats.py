@@ -27,11 +27,11 @@ class Numbers(Dataset[int]):
         return index
 
 
-def test_before_the_first_epoch_there_is_nothing_to_say() -> None:
+def test_stats_before_first_epoch_say_not_iterated() -> None:
     assert str(DataLoader([1]).stats()) == "DataLoader has not been iterated over"
 
 
-def test_figures_are_told_in_words() -> None:
+def test_stats_are_formatted_as_sentences() -> None:
     counted = LoaderStats(
         iterator="penstock",
         batches=10,
@@ -59,7 +59,7 @@ def test_figures_are_told_in_words() -> None:
 
 
 @pytest.mark.slow
-def test_a_loader_counts_its_batches_and_no_more_waiting_than_time() -> None:
+def test_stats_count_batches_and_bound_the_waiting_time() -> None:
     loader = DataLoader(Numbers(), batch_size=8, num_workers=1)
     batches = list(loader)
     stats = loader.stats()
@@ -76,7 +76,7 @@ def test_a_loader_counts_its_batches_and_no_more_waiting_than_time() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
-def test_there_is_one_number_for_waiting(workers: int) -> None:
+def test_report_and_stats_show_the_same_waiting_share(workers: int) -> None:
     """The report had 18 % in its first line and 66 % in its advice, and stats() had 65 %."""
     loader = DataLoader(Numbers(), batch_size=4, num_workers=workers)
     for _ in loader:
@@ -88,7 +88,7 @@ def test_there_is_one_number_for_waiting(workers: int) -> None:
     assert len(said) >= 2 and set(said) == {share}, f"{report}\n{stats}"
 
 
-def test_warnings_of_pools_can_be_filtered_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pool_warnings_can_be_filtered_by_category(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_POOL", "tcp://127.0.0.1:7000")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -106,7 +106,7 @@ class HasLock(Numbers):
 
 
 @pytest.mark.slow
-def test_what_cannot_be_pickled_for_fresh_workers_is_named() -> None:
+def test_unpicklable_attribute_for_spawned_workers_is_named() -> None:
     loader: Any = DataLoader(HasLock(), num_workers=1, multiprocessing_context="spawn")
     with pytest.warns(UserWarning, match="pickle error"), pytest.raises(TypeError) as caught:
         iter(loader)

@@ -58,7 +58,7 @@ class Batches:
         return self.given_count
 
 
-def together(world_size: int, rank_main: Callable[[int], Any]) -> list[Any]:
+def run_ranks_in_threads(world_size: int, rank_main: Callable[[int], Any]) -> list[Any]:
     with ThreadPoolExecutor(world_size) as ranks:
         return list(ranks.map(rank_main, range(world_size)))
 
@@ -84,7 +84,7 @@ def run_case(stores: list[Any], name: str, chooser: random.Random) -> None:
             )
         return seen
 
-    by_rank = together(world_size, rank_main)
+    by_rank = run_ranks_in_threads(world_size, rank_main)
     for epoch, (totals, leave_at, _) in enumerate(epochs):
         expected = min(*totals, leave_at)
         for rank, seen in enumerate(by_rank):
@@ -107,9 +107,7 @@ def test_ranks_with_uneven_batches_take_the_same_steps(stores: list[Any], count:
         run_case(stores, f"uneven/{count}/{number}", chooser)
 
 
-def test_a_rank_that_never_comes_is_named(
-    stores: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_names_missing_rank(stores: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_store, "WAIT_S_MAX", 2.5)
     monkeypatch.setattr(rank_steps, "_WARN_AFTER_S", 0.5)
 
@@ -120,14 +118,14 @@ def test_a_rank_that_never_comes_is_named(
         return str(raised.value)
 
     with pytest.warns(match="which has announced no batch, to .*, for at most 2 s"):
-        texts = together(2, rank_main)
+        texts = run_ranks_in_threads(2, rank_main)
     for rank, text in enumerate(texts):
         assert f"rank {rank} of 3 waits for rank 2, which has announced no batch, to" in text
         assert "a batch for step 0 of the epoch" in text
 
 
 @pytest.mark.parametrize("slow", [0, 1])
-def test_a_rank_that_is_slow_for_ever_is_named(
+def test_error_names_stuck_rank(
     stores: list[Any], monkeypatch: pytest.MonkeyPatch, slow: int
 ) -> None:
     monkeypatch.setattr(job_store, "WAIT_S_MAX", 0.5)
@@ -144,13 +142,13 @@ def test_a_rank_that_is_slow_for_ever_is_named(
         is_over.set()
         return str(raised.value)
 
-    text = together(2, rank_main)[1 - slow]
+    text = run_ranks_in_threads(2, rank_main)[1 - slow]
     assert f"waits for rank {slow}, which is at batch " in text
 
 
 @pytest.mark.parametrize("leave", [StepAgreement.begin, StepAgreement.close])
 @pytest.mark.parametrize("leaving", [0, 1])
-def test_a_rank_that_leaves_an_epoch_before_others_is_named_at_once(
+def test_error_names_rank_that_leaves_an_epoch_early(
     stores: list[Any], leaving: int, leave: Callable[[StepAgreement], Any]
 ) -> None:
     def rank_main(rank: int) -> str:
@@ -164,11 +162,11 @@ def test_a_rank_that_leaves_an_epoch_before_others_is_named_at_once(
             Batches(50, 1).read(steps)
         return str(raised.value)
 
-    text = together(2, rank_main)[1 - leaving]
+    text = run_ranks_in_threads(2, rank_main)[1 - leaving]
     assert f"rank {leaving} has left the epoch before step" in text
 
 
-def test_an_iterator_is_not_read_beside_another_of_its_loader(stores: list[Any]) -> None:
+def test_concurrent_iterators_of_one_loader_raise(stores: list[Any]) -> None:
     def rank_main(rank: int) -> None:
         agreement = agreement_of(stores, rank, 2, "beside")
         first, second = CommonSteps(agreement), CommonSteps(agreement)
@@ -176,10 +174,10 @@ def test_an_iterator_is_not_read_beside_another_of_its_loader(stores: list[Any])
         with pytest.raises(UnsupportedError, match="after a newer iterator of the same loader"):
             Batches(9, 1).read(first)
 
-    together(2, rank_main)
+    run_ranks_in_threads(2, rank_main)
 
 
-def test_a_store_that_has_gone_is_an_error_at_once() -> None:
+def test_lost_store_raises_immediately() -> None:
     served = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     store = dist.TCPStore("127.0.0.1", served.port, is_master=False)
     steps = CommonSteps(StepAgreement(lambda: store, JobRank(1, 2), "gone"))

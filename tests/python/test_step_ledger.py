@@ -85,7 +85,7 @@ class Trained:
         assert self.computing_s < times.total_s <= self.whole_s
 
 
-def test_in_process_batches_are_the_datasets_and_the_collate_fns_time() -> None:
+def test_in_process_time_is_dataset_and_collate_time() -> None:
     collating_s = []
 
     def collate(samples: Any) -> Any:
@@ -103,7 +103,7 @@ def test_in_process_batches_are_the_datasets_and_the_collate_fns_time() -> None:
 
 @pytest.mark.parametrize("seeding", ["worker", "batch"])
 @pytest.mark.parametrize("collate", [None, default_collate])
-def test_a_trainer_that_is_faster_than_its_worker_waits_for_the_dataset(
+def test_fast_trainer_waits_for_the_dataset(
     gate: AwaitedGate, seeding: str, collate: Callable[[Any], Any] | None
 ) -> None:
     dataset = Timed(48, gate, late=21)
@@ -118,7 +118,7 @@ def test_a_trainer_that_is_faster_than_its_worker_waits_for_the_dataset(
     assert stats.dataset_s + stats.collate_s + stats.prefix_s == pytest.approx(stats.fetch_s)
 
 
-def test_a_trainer_that_is_slower_than_its_workers_waits_for_nothing() -> None:
+def test_slow_trainer_does_not_wait() -> None:
     loader = DataLoader(Timed(40), batch_size=4, num_workers=2, prefetch_factor=5)
     batches = iter(loader)
     wait_until_ready(loader, 10)
@@ -129,7 +129,7 @@ def test_a_trainer_that_is_slower_than_its_workers_waits_for_nothing() -> None:
     assert times.waiting_s == 0 and times.compute_s > 0
 
 
-def test_a_batch_that_is_late_while_later_ones_are_here_is_a_wait_for_the_order(
+def test_wait_for_overtaken_batch_counts_as_order(
     gate: AwaitedGate,
 ) -> None:
     loader = DataLoader(Timed(32, gate, late=8), batch_size=4, num_workers=2)
@@ -140,7 +140,7 @@ def test_a_batch_that_is_late_while_later_ones_are_here_is_a_wait_for_the_order(
         assert Trained(free).times.order_s == 0
 
 
-def test_workers_that_have_to_start_are_waited_for_as_workers(gate: AwaitedGate) -> None:
+def test_wait_for_starting_workers_counts_as_worker(gate: AwaitedGate) -> None:
     loader = DataLoader(
         Timed(8), batch_size=4, num_workers=1, worker_init_fn=lambda _: gate.pass_through()
     )
@@ -148,7 +148,7 @@ def test_workers_that_have_to_start_are_waited_for_as_workers(gate: AwaitedGate)
         assert Trained(loader).times.worker_s > 0
 
 
-def test_an_iterable_dataset_is_waited_for_as_one_of_indices_is(gate: AwaitedGate) -> None:
+def test_wait_for_iterable_dataset_counts_as_dataset(gate: AwaitedGate) -> None:
     loader = DataLoader(TimedStream(gate), batch_size=4, num_workers=1)
     with gate.opened_when_awaited(loader, given=0):
         done = Trained(loader)
@@ -156,7 +156,7 @@ def test_an_iterable_dataset_is_waited_for_as_one_of_indices_is(gate: AwaitedGat
     assert loader.stats().dataset_s >= done.samples_s
 
 
-def test_an_iterable_dataset_in_process_has_its_time() -> None:
+def test_in_process_iterable_dataset_time_is_counted() -> None:
     done = Trained(DataLoader(TimedStream(), batch_size=4))
     assert done.samples_s <= done.times.dataset_s
 
@@ -175,7 +175,7 @@ class Counted(Dataset[int]):
 
 
 @pytest.mark.long
-def test_batches_of_a_pool_are_told_apart_and_its_controller_knows_the_parts(
+def test_pool_controller_has_the_step_time_breakdown(
     pool: PoolProcesses,
 ) -> None:
     pool.start_worker()
@@ -199,7 +199,7 @@ def test_batches_of_a_pool_are_told_apart_and_its_controller_knows_the_parts(
     assert times.worker_s + times.dataset_s + times.wire_s > 0
 
 
-def test_each_worker_has_its_part() -> None:
+def test_times_are_split_by_worker() -> None:
     loader = DataLoader(Timed(32), batch_size=4, num_workers=2)
     list(loader)
     stats = loader.stats()
@@ -211,9 +211,7 @@ def test_each_worker_has_its_part() -> None:
 
 
 @pytest.mark.parametrize("collate", [None, default_collate])
-def test_a_slow_sample_has_its_index(
-    gate: AwaitedGate, collate: Callable[[Any], Any] | None
-) -> None:
+def test_slow_sample_has_its_index(gate: AwaitedGate, collate: Callable[[Any], Any] | None) -> None:
     # None of eight samples is left out for slower ones.
     loader = DataLoader(Timed(8, gate, late=5), batch_size=4, num_workers=1, collate_fn=collate)
     with gate.opened_when_awaited(loader, given=1):
@@ -225,7 +223,7 @@ def test_a_slow_sample_has_its_index(
     assert late.seconds >= float(samples[5])
 
 
-def test_a_slow_sample_has_its_index_in_process() -> None:
+def test_in_process_slow_sample_has_its_index() -> None:
     sample_s = []
 
     class Long(Timed):
@@ -242,14 +240,14 @@ def test_a_slow_sample_has_its_index_in_process() -> None:
     assert found and all(seconds >= sample_s[index] for index, seconds in found.items())
 
 
-def test_slow_samples_are_told_in_words() -> None:
+def test_slow_samples_are_formatted_as_sentences() -> None:
     assert str(SlowSample(0.4, 9, 2, 1, 0)) == "sample 9 took 400 ms"
     assert str(SlowSample(0.4, None, 2, 1, 0)) == "sample 1 of batch 2 took 400 ms"
     assert str(SlowSample(0.4, None, 2, None, 0)) == "the samples of batch 2 took 400 ms"
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_samples_that_nobody_times_one_by_one_are_named_by_their_batch(num_workers: int) -> None:
+def test_samples_not_timed_one_by_one_are_listed_by_batch(num_workers: int) -> None:
     loader = DataLoader(TimedStream(), batch_size=4, num_workers=num_workers)
     batches = list(loader)
     slow = {one.batch: one for one in loader.stats().slow_samples}
@@ -258,7 +256,7 @@ def test_samples_that_nobody_times_one_by_one_are_named_by_their_batch(num_worke
         assert slow[number].seconds >= float(batch.sum())
 
 
-def test_what_was_counted_is_kept_when_a_loader_goes_on_and_differences_are_of_a_window() -> None:
+def test_step_times_accumulate_and_can_be_subtracted() -> None:
     loader = DataLoader(Timed(16), batch_size=4, num_workers=1)
     first = Trained(loader).times
     list(loader)
@@ -270,5 +268,5 @@ def test_what_was_counted_is_kept_when_a_loader_goes_on_and_differences_are_of_a
     assert "computing" in str(window) and "(" in str(window)
 
 
-def test_a_loader_that_has_given_nothing_says_so() -> None:
+def test_step_times_before_any_step_say_none_counted() -> None:
     assert str(DataLoader(Timed(4)).stats().ledger) == "no step has been counted"

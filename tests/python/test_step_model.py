@@ -41,7 +41,7 @@ def seen_of(making_s: float, compute_s: float, **facts: object) -> Observation:
 @pytest.mark.parametrize(
     ("workers", "step_s"), [(1, 0.04), (2, 0.02), (3, 0.04 / 3), (4, 0.01), (8, 0.01)]
 )
-def test_a_step_is_as_long_as_its_slowest_stage(workers: int, step_s: float) -> None:
+def test_step_takes_as_long_as_its_slowest_stage(workers: int, step_s: float) -> None:
     settings = LoaderSettings(num_workers=workers, prefetch_factor=2)
 
     assert replayed_step_s([MadeBatch(0.04, 0.01)], settings, 0.0) == pytest.approx(
@@ -49,11 +49,11 @@ def test_a_step_is_as_long_as_its_slowest_stage(workers: int, step_s: float) -> 
     )
 
 
-def test_without_workers_stages_come_one_after_the_other() -> None:
+def test_stages_are_sequential_without_workers() -> None:
     assert replayed_step_s([MadeBatch(0.04, 0.01)], LoaderSettings(), 0.002) == pytest.approx(0.052)
 
 
-def test_looking_ahead_evens_out_batches_that_differ() -> None:
+def test_prefetching_evens_out_uneven_batches() -> None:
     batches = [MadeBatch(0.1, 0.02)] + 9 * [MadeBatch(0.005, 0.02)]
 
     def step_s(prefetch_factor: int) -> float:
@@ -66,7 +66,7 @@ def test_looking_ahead_evens_out_batches_that_differ() -> None:
 
 @examples(deadline=None)
 @given(BATCHES, SETTINGS)
-def test_no_step_is_shorter_than_what_any_stage_takes_alone(
+def test_step_is_at_least_as_long_as_any_stage(
     batches: list[MadeBatch], settings: LoaderSettings
 ) -> None:
     count = len(batches)
@@ -83,7 +83,7 @@ def test_no_step_is_shorter_than_what_any_stage_takes_alone(
 
 @examples(deadline=None)
 @given(BATCHES, SETTINGS)
-def test_no_step_is_longer_than_making_and_computing_in_turn(
+def test_step_is_at_most_as_long_as_sequential_stages(
     batches: list[MadeBatch], settings: LoaderSettings
 ) -> None:
     longest_s = max(one.making_s for one in batches) + max(one.compute_s for one in batches)
@@ -93,7 +93,7 @@ def test_no_step_is_longer_than_making_and_computing_in_turn(
 
 @examples(deadline=None)
 @given(BATCHES, st.integers(1, 6), st.integers(1, 6))
-def test_looking_further_ahead_never_makes_a_step_longer(
+def test_more_prefetching_never_lengthens_a_step(
     batches: list[MadeBatch], workers: int, factor: int
 ) -> None:
     fewer = LoaderSettings(num_workers=workers, prefetch_factor=factor)
@@ -105,27 +105,27 @@ def test_looking_further_ahead_never_makes_a_step_longer(
     assert replayed_step_s(batches, more, 0.0) <= replayed_step_s(batches, fewer, 0.0) + slack_s
 
 
-def test_what_was_measured_is_predicted_for_the_settings_that_it_was_measured_with() -> None:
+def test_prediction_for_measured_settings_is_the_measurement() -> None:
     seen = seen_of(0.04, 0.01, step_s=0.047)
 
     assert predicted_step_s(seen, seen.settings) == pytest.approx(0.047)
 
 
-def test_threads_share_the_waiting_and_not_the_computing() -> None:
+def test_fetch_threads_divide_waiting_but_not_cpu_time() -> None:
     seen = seen_of(0.1, 0.001, worker_cpu_s=0.02, trainer_cpu_s=0.001)
     threads = replace(seen.settings, fetch_threads=8)
 
     assert predicted_step_s(seen, threads) == pytest.approx(0.02 + 0.08 / 8, rel=0.05)
 
 
-def test_workers_that_compute_share_the_cpus_with_the_program() -> None:
+def test_busy_workers_share_cpus_with_the_trainer() -> None:
     seen = seen_of(0.04, 0.02, worker_cpu_s=0.04, trainer_cpu_s=0.02, cpus=2)
     many = replace(seen.settings, num_workers=8)
 
     assert predicted_step_s(seen, many) == pytest.approx((0.04 + 0.02) / 2, rel=0.05)
 
 
-def test_workers_that_stay_take_the_waiting_at_the_beginning_of_an_epoch_away() -> None:
+def test_persistent_workers_remove_epoch_start_time() -> None:
     seen = seen_of(0.01, 0.02, start_s=0.5, epoch_steps=10.0)
     staying = replace(seen.settings, persistent_workers=True)
 
@@ -133,7 +133,7 @@ def test_workers_that_stay_take_the_waiting_at_the_beginning_of_an_epoch_away() 
     assert predicted_step_s(seen, staying) == pytest.approx(0.02, rel=0.05)
 
 
-def test_what_moves_to_the_workers_leaves_the_program() -> None:
+def test_offload_moves_time_out_of_the_trainer() -> None:
     seen = seen_of(0.005, 0.03, movable_s=0.02)
     moved = replace(seen.settings, offload=True)
 

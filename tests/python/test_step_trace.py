@@ -61,7 +61,7 @@ def names_on(events: list[dict[str, Any]], track: str) -> set[str]:
     return {event["name"] for event in on_track(events, track)}
 
 
-def test_the_tracks_say_what_the_ledger_says(tmp_path: Path) -> None:
+def test_trace_tracks_match_the_step_times(tmp_path: Path) -> None:
     # If the trainer is late to notice a batch, the slice of the next one is too short, if the
     # worker makes that one meanwhile. It is asked for one batch at a time, and does not.
     loader = DataLoader(
@@ -94,7 +94,7 @@ def test_the_tracks_say_what_the_ledger_says(tmp_path: Path) -> None:
     assert all(event.get("tid", 0) == 0 or event["tid"] >= FIRST_TRACK for event in events)
 
 
-def test_a_call_is_covered_by_its_parts(tmp_path: Path) -> None:
+def test_parts_add_up_to_each_batch_event(tmp_path: Path) -> None:
     loader = DataLoader(Rows(24), batch_size=4, num_workers=1)
     with penstock.trace(tmp_path / "trace.json"):
         train(loader)
@@ -111,7 +111,7 @@ def test_a_call_is_covered_by_its_parts(tmp_path: Path) -> None:
         assert sum(parts) == length
 
 
-def test_a_batch_that_others_wait_behind_is_a_wait_for_the_order(tmp_path: Path) -> None:
+def test_wait_for_overtaken_batch_is_traced_as_order(tmp_path: Path) -> None:
     gate = AwaitedGate()
     loader = DataLoader(Rows(32, gate, late=8), batch_size=4, num_workers=2)
     with contextlib.closing(gate), gate.opened_when_awaited(loader, given=2, ready=1):
@@ -123,7 +123,7 @@ def test_a_batch_that_others_wait_behind_is_a_wait_for_the_order(tmp_path: Path)
     assert times.order_s > 0 and is_alike(order_s, times.order_s, times)
 
 
-def test_in_process_batches_are_the_trainers_own_work(tmp_path: Path) -> None:
+def test_in_process_batches_are_on_the_trainer_track(tmp_path: Path) -> None:
     loader = DataLoader(Rows(12), batch_size=4, collate_fn=default_collate)
     with penstock.trace(tmp_path / "trace.json"):
         train(loader)
@@ -135,7 +135,7 @@ def test_in_process_batches_are_the_trainers_own_work(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_an_iterable_dataset_is_traced_too(tmp_path: Path, num_workers: int) -> None:
+def test_iterable_dataset_is_traced(tmp_path: Path, num_workers: int) -> None:
     loader = DataLoader(Stream(), batch_size=4, num_workers=num_workers)
     with penstock.trace(tmp_path / "trace.json"):
         count = train(loader)
@@ -145,7 +145,7 @@ def test_an_iterable_dataset_is_traced_too(tmp_path: Path, num_workers: int) -> 
     assert "end of the epoch" in names_on(events, "trainer")
 
 
-def test_the_window_begins_after_those_left_out_and_ends_when_it_is_full(tmp_path: Path) -> None:
+def test_trace_skips_steps_and_is_written_when_full(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     loader = DataLoader(Rows(400), batch_size=4, num_workers=2)
     batches = iter(loader)
@@ -161,7 +161,7 @@ def test_the_window_begins_after_those_left_out_and_ends_when_it_is_full(tmp_pat
     assert trace.step_count == 20
 
 
-def test_several_loaders_have_tracks_of_their_own(tmp_path: Path) -> None:
+def test_several_loaders_have_separate_tracks(tmp_path: Path) -> None:
     one = DataLoader(Rows(8), batch_size=4, num_workers=1)
     other = DataLoader(Stream(), batch_size=4, num_workers=1)
     with penstock.trace(tmp_path / "trace.json"):
@@ -173,7 +173,7 @@ def test_several_loaders_have_tracks_of_their_own(tmp_path: Path) -> None:
     assert not any("loader 3" in name for name in names)
 
 
-def test_an_error_of_the_program_still_leaves_a_trace(tmp_path: Path) -> None:
+def test_program_error_still_writes_the_trace(tmp_path: Path) -> None:
     loader = DataLoader(Rows(80), batch_size=4, num_workers=1)
     with pytest.raises(KeyboardInterrupt), penstock.trace(tmp_path / "trace.json.gz") as trace:
         for number, _ in enumerate(loader):
@@ -185,14 +185,14 @@ def test_an_error_of_the_program_still_leaves_a_trace(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["trace.json.gz"]
 
 
-def test_a_trace_of_no_steps_can_be_opened(tmp_path: Path) -> None:
+def test_empty_trace_is_valid(tmp_path: Path) -> None:
     with penstock.trace(tmp_path / "trace.json") as trace:
         pass
     assert trace.step_count == 0
     assert [event["name"] for event in checked(tmp_path / "trace.json")] == ["process_name"]
 
 
-def test_a_forked_child_writes_nothing(tmp_path: Path) -> None:
+def test_forked_child_does_not_write_its_parents_trace(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with penstock.trace(path):
         pid = os.fork()
@@ -207,7 +207,9 @@ def test_a_forked_child_writes_nothing(tmp_path: Path) -> None:
     assert len(checked(tmp_path / "of_child.json")) > 1
 
 
-def test_a_rank_writes_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_rank_writes_its_own_trace_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for rank in ("0", "1"):
         monkeypatch.setenv("RANK", rank)
         monkeypatch.setenv("WORLD_SIZE", "2")
@@ -223,7 +225,7 @@ def test_a_rank_writes_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.Mon
     assert sorted(name.rpartition(", ")[2] for name in names.values()) == ["rank 0", "rank 1"]
 
 
-def test_torchs_trace_and_ours_are_on_one_clock(tmp_path: Path) -> None:
+def test_torch_and_penstock_traces_share_a_clock(tmp_path: Path) -> None:
     loader = DataLoader(Rows(40), batch_size=4, num_workers=1)
     activities = [ProfilerActivity.CPU]
     with penstock.trace(tmp_path / "ours.json"), profile(activities=activities) as profiler:
@@ -247,7 +249,7 @@ def test_torchs_trace_and_ours_are_on_one_clock(tmp_path: Path) -> None:
     assert len(ours) == 10
 
 
-def test_traces_of_other_clocks_and_other_files_are_refused(tmp_path: Path) -> None:
+def test_merging_invalid_or_unclocked_traces_raises(tmp_path: Path) -> None:
     with penstock.trace(tmp_path / "ours.json"):
         pass
     (tmp_path / "old.json").write_text('[{"ph": "X", "ts": 1, "dur": 1, "name": "x"}]')
@@ -265,7 +267,7 @@ def test_traces_of_other_clocks_and_other_files_are_refused(tmp_path: Path) -> N
     assert not (tmp_path / "b.json").exists()
 
 
-def test_what_cannot_be_done_is_said_at_once(tmp_path: Path) -> None:
+def test_invalid_trace_arguments_raise_immediately(tmp_path: Path) -> None:
     for options, words in (
         ({"steps": 0}, "steps must be an integer from 1 to 1000000, got 0"),
         ({"steps": 2.5}, "steps must be an integer from 1 to 1000000, got 2.5"),
@@ -279,7 +281,7 @@ def test_what_cannot_be_done_is_said_at_once(tmp_path: Path) -> None:
         penstock.trace(tmp_path).__enter__()
 
 
-def test_a_full_window_that_cannot_be_written_does_not_end_training(tmp_path: Path) -> None:
+def test_unwritable_trace_warns_and_training_continues(tmp_path: Path) -> None:
     folder = tmp_path / "gone"
     folder.mkdir()
     loader = DataLoader(Rows(12), batch_size=4)
@@ -290,7 +292,7 @@ def test_a_full_window_that_cannot_be_written_does_not_end_training(tmp_path: Pa
     assert trace.path is None
 
 
-def test_a_step_that_nobody_watches_is_not_recorded(tmp_path: Path) -> None:
+def test_steps_are_not_recorded_without_a_trace(tmp_path: Path) -> None:
     loader = DataLoader(Rows(400), batch_size=4, num_workers=1)
     batches = iter(loader)
     next(batches)
@@ -303,7 +305,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProces
 
 
 @pytest.mark.long
-def test_a_pools_workers_have_their_identities(tmp_path: Path, pool: PoolProcesses) -> None:
+def test_pool_worker_tracks_have_worker_ids(tmp_path: Path, pool: PoolProcesses) -> None:
     pool.start_worker()
     loader = DataLoader(Rows(80), batch_size=4, pool=pool.endpoint)
     with penstock.trace(tmp_path / "pool.json"):

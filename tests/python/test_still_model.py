@@ -51,7 +51,7 @@ def losses(model: nn.Module, deliver: Any, count: int) -> list[bytes]:
     return trace
 
 
-def test_call_in_which_nothing_moves_is_seldom_looked_at() -> None:
+def test_calls_with_nothing_to_move_are_rarely_examined() -> None:
     pool = InProcessPool([])
     count = 10 * LOOKED_AT_EVERY
     expected = losses(fresh(Counted), lambda batch: batch, count)
@@ -65,7 +65,7 @@ def test_call_in_which_nothing_moves_is_seldom_looked_at() -> None:
 
 
 @pytest.mark.parametrize("options", [{"cut": "maximal"}, {"cut": "none", "allow_random": True}])
-def test_what_moves_or_may_draw_is_looked_at_in_every_call(options: Any) -> None:
+def test_moving_or_drawing_calls_are_always_examined(options: Any) -> None:
     pool = InProcessPool([])
     model = offload(fresh(Counted), pool, **options)
     losses(model, pool.deliver, 4 * LOOKED_AT_EVERY)
@@ -73,7 +73,7 @@ def test_what_moves_or_may_draw_is_looked_at_in_every_call(options: Any) -> None
     assert len(model.own_calls) == (0 if "allow_random" in options else 1)
 
 
-def test_other_mode_is_looked_at_from_its_first_call_on() -> None:
+def test_other_mode_is_examined_from_its_first_call() -> None:
     pool = InProcessPool([])
     model = offload(fresh(Scaled), pool, cut="maximal")
     losses(model, pool.deliver, STILL_CALLS_MIN + LOOKED_AT_EVERY // 2)
@@ -91,7 +91,7 @@ def test_other_mode_is_looked_at_from_its_first_call_on() -> None:
     assert len(model.own_calls) == own_count + 1
 
 
-def test_hook_that_is_added_to_a_still_model_fires() -> None:
+def test_hook_added_to_unexamined_model_fires() -> None:
     pool = InProcessPool([])
     model = offload(fresh(Counted), pool, cut="none")
     losses(model, pool.deliver, 3 * LOOKED_AT_EVERY)
@@ -101,7 +101,7 @@ def test_hook_that_is_added_to_a_still_model_fires() -> None:
     assert len(seen) == 3 * LOOKED_AT_EVERY
 
 
-def test_calls_that_are_skipped_count_for_the_one_that_is_looked_at() -> None:
+def test_skipped_calls_add_weight_to_examined_call() -> None:
     still = StillModel(None)
     for _ in range(STILL_CALLS_MIN):
         assert not still.may_skip()

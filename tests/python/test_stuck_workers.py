@@ -79,7 +79,7 @@ def hang(pool: PoolProcesses, worker: Worker, how: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["sleep", pytest.param("call", marks=pytest.mark.long)])
-def test_a_worker_that_hangs_in_an_abandoned_batch_is_shown_and_has_its_process_ended(
+def test_worker_hanging_in_abandoned_batch_is_recovered(
     pool: PoolProcesses, tmp_path: Path, how: str
 ) -> None:
     """It was reported as free, and assigned to the next job, which waited for ever."""
@@ -98,9 +98,7 @@ def test_a_worker_that_hangs_in_an_abandoned_batch_is_shown_and_has_its_process_
     assert worker.end() == 0
 
 
-def test_a_batch_that_hangs_ends_at_once_with_a_trainer_that_says_goodbye(
-    pool: PoolProcesses, tmp_path: Path
-) -> None:
+def test_hanging_batch_ends_with_its_closed_trainer(pool: PoolProcesses, tmp_path: Path) -> None:
     worker = pool.start_worker()
     batches = iter(pooled(pool, Hanging("call", tmp_path)))
     assert [next(batches) for _ in range(3)] == [0, 1, 2]
@@ -112,9 +110,7 @@ def test_a_batch_that_hangs_ends_at_once_with_a_trainer_that_says_goodbye(
 
 
 @pytest.mark.long
-def test_a_worker_that_comes_back_in_time_is_given_to_the_next_job(
-    pool: PoolProcesses, tmp_path: Path
-) -> None:
+def test_recovered_worker_serves_the_next_job(pool: PoolProcesses, tmp_path: Path) -> None:
     worker = pool.start_worker()
     hang(pool, worker, "sleep", tmp_path)
     wait_until_stuck(pool)
@@ -136,7 +132,7 @@ def drain_by_order(pool: PoolProcesses, worker: Worker) -> None:
 @pytest.mark.parametrize(
     "drain", [drain_by_signal, pytest.param(drain_by_order, marks=pytest.mark.long)]
 )
-def test_a_worker_that_is_to_leave_ends_after_its_grace_also_in_a_batch_that_hangs(
+def test_draining_worker_exits_after_grace_despite_hang(
     pool: PoolProcesses, tmp_path: Path, drain: Any
 ) -> None:
     """It stayed for as long as its dataset hung, after `penstock drain` as well as after

@@ -48,6 +48,6 @@ def test_priorities_and_quotas_are_read_by_name(tmp_path: Path) -> None:
         ('{"jobs": {"a": {"quota": 99999999999}}}', "that is a number of workers, got 99999999999"),
     ],
 )
-def test_other_content_is_refused_by_name(tmp_path: Path, text: str, words: str) -> None:
+def test_invalid_terms_are_rejected(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         terms_of(tmp_path, text)

@@ -106,7 +106,7 @@ def run(command: list[str]) -> str:
     return done.stdout
 
 
-def readme_commands() -> list[tuple[str, str]]:
+def page_commands() -> list[tuple[str, str]]:
     """Machine and command, in README's order."""
     text = README.read_text(encoding="utf-8").partition("**Three machines.**")[2]
     block = re.search(r"```console\n(.*?)```", text, re.DOTALL)
@@ -116,8 +116,8 @@ def readme_commands() -> list[tuple[str, str]]:
     return found
 
 
-def test_readmes_commands_are_six() -> None:
-    assert [name for name, _ in readme_commands()] == ["alpha"] * 4 + ["beta", "gamma"]
+def test_page_has_six_commands() -> None:
+    assert [name for name, _ in page_commands()] == ["alpha"] * 4 + ["beta", "gamma"]
 
 
 @contextlib.contextmanager
@@ -213,10 +213,10 @@ def copy_as_scp(words: list[str], machines: dict[str, Machine]) -> None:
 
 
 @pytest.mark.long
-def test_readmes_three_machines(machines: dict[str, Machine]) -> None:
+def test_commands_of_page_train_on_three_machines(machines: dict[str, Machine]) -> None:
     (machines["gamma"].home / "train.py").write_text(TRAIN)
     trained = ""
-    for name, command in readme_commands():
+    for name, command in page_commands():
         machine = machines[name]
         words = shlex.split(command)
         settings = []

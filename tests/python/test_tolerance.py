@@ -19,7 +19,7 @@ RELATIVE = Tolerance(1e-5, "relative")
 
 
 @pytest.mark.parametrize("value", [True, 0, -1, 0.0, 1.0, 2.5, -1e-5, math.nan, math.inf, "1", [1]])
-def test_offload_refuses_a_tolerance_that_is_none(value: Any) -> None:
+def test_invalid_tolerance_is_rejected(value: Any) -> None:
     loader = penstock.DataLoader(TensorDataset(torch.ones(2)), num_workers=1)
     with pytest.raises((ValueError, TypeError), match="cut_tolerance must be an integer >= 1"):
         penstock.offload(torch.nn.Flatten(), loader, cut_tolerance=value)
@@ -27,7 +27,7 @@ def test_offload_refuses_a_tolerance_that_is_none(value: Any) -> None:
         penstock.explain(torch.nn.Flatten(), torch.ones(2, 2), cut_tolerance=value)
 
 
-def test_integers_are_units_in_the_last_place_and_fractions_relative_errors() -> None:
+def test_tolerance_is_ulps_if_int_and_relative_if_float() -> None:
     assert Tolerance.of(None) is None
     assert Tolerance.of(4) == Tolerance(4, "ulp")
     assert Tolerance.of(1e-5) == RELATIVE
@@ -38,7 +38,7 @@ def test_integers_are_units_in_the_last_place_and_fractions_relative_errors() ->
 @pytest.mark.parametrize(
     "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64]
 )
-def test_units_in_the_last_place_count_the_numbers_between_two(dtype: torch.dtype) -> None:
+def test_ulp_difference_counts_representable_steps(dtype: torch.dtype) -> None:
     real = torch.empty(0, dtype=dtype).real.dtype
     own = torch.tensor([1.0, -2.0, 0.0, 1e-3], dtype=real)
     made = own
@@ -47,7 +47,7 @@ def test_units_in_the_last_place_count_the_numbers_between_two(dtype: torch.dtyp
     assert ULPS.difference(made.to(dtype), own.to(dtype)) == 3
 
 
-def test_differences_cross_zero_and_both_zeros_are_one_number() -> None:
+def test_ulp_difference_counts_both_zeros_as_equal() -> None:
     least = torch.tensor([2**-149])
     assert ULPS.difference(least, -least) == 2
     assert ULPS.difference(torch.tensor([0.0]), torch.tensor([-0.0])) == 0
@@ -55,14 +55,14 @@ def test_differences_cross_zero_and_both_zeros_are_one_number() -> None:
     assert ULPS.difference(wide, -wide) > 2**62
 
 
-def test_a_relative_error_is_of_the_largest_value() -> None:
+def test_relative_error_is_relative_to_largest_value() -> None:
     own = torch.tensor([1e-9, 100.0])
     assert RELATIVE.difference(own + torch.tensor([1e-3, 0.0]), own) == pytest.approx(1e-5)
     assert RELATIVE.difference(torch.tensor([1e-9]), torch.tensor([0.0])) == math.inf
 
 
 @pytest.mark.parametrize("tolerance", [ULPS, RELATIVE], ids=str)
-def test_infinities_and_nans_are_equal_to_themselves_alone(tolerance: Tolerance) -> None:
+def test_infinities_and_nans_equal_only_themselves(tolerance: Tolerance) -> None:
     own = torch.tensor([math.inf, -math.inf, math.nan, 1.0])
     other_nan = own.clone()
     other_nan.view(torch.int32)[2] += 1
@@ -74,7 +74,7 @@ def test_infinities_and_nans_are_equal_to_themselves_alone(tolerance: Tolerance)
 
 
 @pytest.mark.parametrize("tolerance", [ULPS, RELATIVE], ids=str)
-def test_integers_and_other_forms_differ_without_bounds(tolerance: Tolerance) -> None:
+def test_unequal_integers_dtypes_or_shapes_differ_infinitely(tolerance: Tolerance) -> None:
     numbers = torch.arange(4)
     assert tolerance.difference(numbers, numbers.clone()) == 0
     assert tolerance.difference(numbers + 1, numbers) == math.inf
@@ -84,7 +84,7 @@ def test_integers_and_other_forms_differ_without_bounds(tolerance: Tolerance) ->
     assert tolerance.difference(torch.ones(0), torch.ones(0)) == 0
 
 
-def test_the_plan_has_the_largest_difference_of_what_follows_from_a_call() -> None:
+def test_plan_has_largest_difference_per_moved_call() -> None:
     calls = tuple(PlannedCall(i, f"call {i}", "worker", "it may", 0, 0, 0) for i in range(3))
     behind = [{0: "call 0"}, {0: "call 0", 1: "call 1"}, {}]
     plan = with_differences(Plan(moved=calls), behind, [3, 1, 0], Tolerance(4, "ulp"))

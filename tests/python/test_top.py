@@ -52,7 +52,7 @@ class Top:
         return found
 
 
-def test_a_frame_sums_up_the_pool_and_lists_its_jobs() -> None:
+def test_frame_summarises_pool_and_lists_jobs() -> None:
     top = Top()
     assert top.lines()[0] == "penstock top  controller 22ab0000 at tcp://10.0.0.1:5"
     assert "] 4: 2 serving, 1 free, 1 draining; demand not measured yet" in top.lines()[1]
@@ -64,7 +64,7 @@ def test_a_frame_sums_up_the_pool_and_lists_its_jobs() -> None:
     assert re.search(r"^pretrain.py: Tokens, rank 1 +ann .* 2% .* trainer$", top.text, re.M)
 
 
-def test_a_tree_has_ranks_below_jobs_and_workers_below_ranks() -> None:
+def test_tree_nests_ranks_and_workers_below_jobs() -> None:
     top = Top()
     top.press("f5")
     assert top.first_cells() == [
@@ -85,7 +85,7 @@ def test_a_tree_has_ranks_below_jobs_and_workers_below_ranks() -> None:
     assert top.first_cells()[:2] == ["node1", "`- node1/17"]
 
 
-def test_a_filter_leaves_what_has_one_of_its_texts_and_escape_ends_it() -> None:
+def test_filter_keeps_matching_rows_until_escape() -> None:
     top = Top()
     top.press("f4", *"RANK 1|images")
     assert "Filter: RANK 1|images_" in top.text
@@ -98,7 +98,7 @@ def test_a_filter_leaves_what_has_one_of_its_texts_and_escape_ends_it() -> None:
     assert len(top.first_cells()) == 3
 
 
-def test_a_filter_in_a_tree_keeps_the_rows_above() -> None:
+def test_filter_in_tree_keeps_parent_rows() -> None:
     top = Top()
     top.press("t", "/", "escape", "f4", *"node3", "enter")
     assert [cell.lstrip("│├└─ ") for cell in top.first_cells()] == [
@@ -106,7 +106,7 @@ def test_a_filter_in_a_tree_keeps_the_rows_above() -> None:
     ]  # fmt: skip
 
 
-def test_a_search_selects_while_one_types_and_f3_goes_on() -> None:
+def test_search_selects_incrementally_and_f3_repeats() -> None:
     top = Top()
     assert top.selected().startswith("train.py: Images")
     top.press("f3", *"tok")
@@ -121,7 +121,7 @@ def test_a_search_selects_while_one_types_and_f3_goes_on() -> None:
     assert top.selected().startswith("train.py: Images")
 
 
-def test_rows_are_sorted_by_a_column_that_is_chosen_and_turned_round() -> None:
+def test_rows_sort_by_chosen_column_and_reverse() -> None:
     top = Top()
     top.press("f6")
     assert "Sort by" in top.text and "order of the controller" in top.text
@@ -136,7 +136,7 @@ def test_rows_are_sorted_by_a_column_that_is_chosen_and_turned_round() -> None:
     assert top.first_cells()[0] == "train.py: Images"
 
 
-def test_the_cursor_follows_its_row_when_it_is_told_to() -> None:
+def test_cursor_follows_its_row_in_follow_mode() -> None:
     top = Top()
     top.press("F", "down", "f6", "down", "enter")  # sorted by job
     assert "rank 0" in top.selected() and "following" in top.text
@@ -151,7 +151,7 @@ def test_the_cursor_follows_its_row_when_it_is_told_to() -> None:
     assert top.selected().startswith("train.py")
 
 
-def test_tagged_jobs_are_summed_up() -> None:
+def test_tagged_jobs_are_totalled() -> None:
     top = Top()
     top.press(" ", " ")
     assert "2 tagged: 24.7 batches/s" in top.text
@@ -160,7 +160,7 @@ def test_tagged_jobs_are_summed_up() -> None:
     assert "tagged" not in top.text
 
 
-def test_the_jobs_of_one_user_can_be_shown_alone() -> None:
+def test_jobs_can_be_filtered_by_user() -> None:
     top = Top()
     top.press("t", "u")
     assert "all users" in top.text
@@ -171,7 +171,7 @@ def test_the_jobs_of_one_user_can_be_shown_alone() -> None:
     assert "user:" not in top.text
 
 
-def test_the_help_names_every_column_and_any_key_leaves_it() -> None:
+def test_help_lists_every_column_and_closes_on_any_key() -> None:
     top = Top(120, 60)
     top.press("f1")
     for column in TABLES[0].columns:
@@ -183,7 +183,7 @@ def test_the_help_names_every_column_and_any_key_leaves_it() -> None:
     assert top.press("f10", "r", "ctrl-l") == ["quit", "refresh", "redraw"]
 
 
-def test_a_pause_keeps_what_is_shown() -> None:
+def test_pause_freezes_the_display() -> None:
     top = Top()
     top.press("Z")
     top.state.update(pool_view(status([], []), NOW), ())
@@ -193,13 +193,13 @@ def test_a_pause_keeps_what_is_shown() -> None:
     assert "Jobs: none" in top.text
 
 
-def test_what_is_shown_is_called_old_when_the_controller_does_not_answer() -> None:
+def test_display_is_marked_stale_without_controller() -> None:
     top = Top()
     top.state.trouble = "no controller answered at tcp://10.0.0.1:5"
     assert "last update 3 s ago: no controller answered at tcp://10.0.0.1:5" in top.text
 
 
-def test_stages_are_those_of_the_time_since_the_last_look() -> None:
+def test_stage_shares_cover_the_last_interval() -> None:
     top = Top()
     top.press("back tab", "back tab")
     (line,) = [line for line in top.lines() if line.startswith("train.py")]
@@ -211,7 +211,7 @@ def test_stages_are_those_of_the_time_since_the_last_look() -> None:
     assert line.split()[3:8] == ["40.00", "72.5%", "25.0%", "72.5%", "0.0%"]
 
 
-def test_of_a_trainer_without_a_ledger_work_and_waiting_are_shown() -> None:
+def test_trainer_without_step_times_shows_work_and_waiting() -> None:
     measured = trainer(1, step_s=0.03, starved_s=0.01, limited_by="workers")
     text = frame_text(pool_view(status([], [measured]), NOW), is_tree=False)
     assert re.search(r"11a10000 +40.00 +25.0% +75.0% +- +-", text)
@@ -219,7 +219,7 @@ def test_of_a_trainer_without_a_ledger_work_and_waiting_are_shown() -> None:
     assert re.search(r"Stages:\n.*\n.*11a10000 +- +-", unmeasured)
 
 
-def test_a_job_without_workers_says_why_in_the_line_below() -> None:
+def test_job_without_workers_shows_the_reason() -> None:
     top = Top()
     view = pool_view(status([], [trainer(1, workers=0, reason="nobody is free")]), NOW)
     top.state.update(view, ())
@@ -228,7 +228,7 @@ def test_a_job_without_workers_says_why_in_the_line_below() -> None:
     assert "idle for 7 s, as between epochs" in top.text and " idle " in top.text
 
 
-def test_a_frame_fits_every_terminal() -> None:
+def test_frame_fits_every_terminal_size() -> None:
     """In every mode, at any size: no line is too wide, and there are no more lines than fit."""
     modes: list[list[str]] = [
         [], ["f1"], ["f3", "a"], ["f4", "zzz"], ["f6"], ["t"], ["tab"], ["tab"] * 2, ["tab"] * 3,
@@ -245,7 +245,7 @@ def test_a_frame_fits_every_terminal() -> None:
                     assert sum(cell_count(span.text) for span in line) <= columns, (mode, top.size)
 
 
-def test_a_long_table_scrolls_with_the_cursor() -> None:
+def test_long_table_scrolls_with_the_cursor() -> None:
     top = Top(80, 12)
     workers = [worker(n, id=f"{n:016x}", about=f"node{n}, process 1") for n in range(100)]
     top.state.update(pool_view(status(workers, []), NOW), ())
@@ -259,7 +259,7 @@ def test_a_long_table_scrolls_with_the_cursor() -> None:
 
 
 @pytest.mark.parametrize("text", ["Bücher", "写真", "e\u0301t", "plain"])
-def test_cells_are_counted_as_terminals_do(text: str) -> None:
+def test_cell_count_matches_terminal_width(text: str) -> None:
     cells = {"Bücher": 6, "写真": 4, "e\u0301t": 2, "plain": 5}[text]
     assert cell_count(text) == cells
     for room in range(8):
@@ -267,7 +267,7 @@ def test_cells_are_counted_as_terminals_do(text: str) -> None:
         assert cell_count(cut(text, room)) <= room
 
 
-def test_what_programs_get_has_jobs_with_ranks_and_the_totals() -> None:
+def test_json_has_jobs_with_ranks_and_totals() -> None:
     fields: dict[str, Any] = json.loads(json.dumps(as_json(busy_pool())))
     assert [job["id"] for job in fields["jobs"]] == [FIRST, GROUP]
     assert fields["jobs"][1]["ranks"] == [SECOND, "11a3000000000001"]
@@ -286,7 +286,7 @@ def kinds_of(*statuses: dict[str, Any]) -> list[tuple[str, str]]:
     return [(event.kind, event.text) for event in log.events()]
 
 
-def test_events_follow_from_statuses() -> None:
+def test_events_are_derived_from_status_changes() -> None:
     one, two = worker(1), worker(2, trainer=FIRST)
     job = trainer(1)
     assert kinds_of(
@@ -325,7 +325,7 @@ def test_events_follow_from_statuses() -> None:
     ]
 
 
-def test_a_plan_that_changed_is_an_event_and_one_that_is_first_seen_is_none() -> None:
+def test_only_plan_changes_are_events() -> None:
     plans = [status([], [trainer(1, plan_changes=count)]) for count in (3, 3, 4, 6)]
     moved = "train.py: Images of gpu1/4 now moves other calls to the workers"
     assert kinds_of(status([], []), *plans) == [
@@ -340,7 +340,7 @@ def test_a_plan_that_changed_is_an_event_and_one_that_is_first_seen_is_none() ->
     assert [text for _, text in kinds_of(*of_ranks)] == [moved.replace("gpu1", "gpu2")]
 
 
-def test_events_are_numbered_timed_and_counted_and_begin_again_with_another_controller() -> None:
+def test_event_log_restarts_with_another_controller() -> None:
     log = EventLog()
     for number, there in enumerate(([], [worker(1)], [worker(1), worker(2)])):
         log.add(pool_view(status(there, []), NOW + number))

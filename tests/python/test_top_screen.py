@@ -44,7 +44,7 @@ def start_top(pool: PoolProcesses) -> Iterator[StartTop]:
 
 
 @pytest.mark.long
-def test_a_worker_that_is_killed_is_seen_to_die(pool: PoolProcesses, start_top: StartTop) -> None:
+def test_killed_worker_appears_in_events(pool: PoolProcesses, start_top: StartTop) -> None:
     worker, _ = pool.start_workers(2)
     pool.start_training()
     top = start_top()
@@ -71,7 +71,7 @@ def test_a_worker_that_is_killed_is_seen_to_die(pool: PoolProcesses, start_top: 
 
 
 @pytest.mark.long
-def test_it_fits_a_terminal_whose_size_changes(pool: PoolProcesses, start_top: StartTop) -> None:
+def test_top_adapts_to_terminal_resize(pool: PoolProcesses, start_top: StartTop) -> None:
     pool.start_worker()
     top = start_top("--tree")
     top.press("\t")
@@ -87,7 +87,7 @@ def test_it_fits_a_terminal_whose_size_changes(pool: PoolProcesses, start_top: S
 
 
 @pytest.mark.parametrize("how", ["option", "variable"])
-def test_without_colours_it_uses_none(start_top: StartTop, how: str) -> None:
+def test_no_color_disables_colours(start_top: StartTop, how: str) -> None:
     top = start_top("--no-color") if how == "option" else start_top(NO_COLOR="1")
     top.wait_for("F10Quit")
     assert top.style_at("penstock top").fg == "default"
@@ -97,7 +97,7 @@ def test_without_colours_it_uses_none(start_top: StartTop, how: str) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_and_the_terminal_is_put_back(
+def test_signal_ends_top_and_restores_the_terminal(
     start_top: StartTop, number: signal.Signals
 ) -> None:
     top = start_top()
@@ -108,7 +108,7 @@ def test_a_signal_ends_it_and_the_terminal_is_put_back(
     assert "Traceback" not in top.text
 
 
-def test_a_controller_that_ends_is_told_and_its_last_state_stays(
+def test_lost_controller_is_reported_and_last_state_stays(
     pool: PoolProcesses, start_top: StartTop
 ) -> None:
     top = start_top("--timeout", "0.5")
@@ -132,7 +132,7 @@ def run_top(pool: PoolProcesses, *options: str, **variables: str) -> tuple[int, 
     return done.returncode, done.stdout, done.stderr
 
 
-def test_one_frame_is_printed_for_people_and_for_programs(pool: PoolProcesses) -> None:
+def test_once_prints_one_frame_as_text_or_json(pool: PoolProcesses) -> None:
     pool.start_worker()
     code, out, err = run_top(pool, "--once")
     assert (code, err) == (0, "")
@@ -144,7 +144,7 @@ def test_one_frame_is_printed_for_people_and_for_programs(pool: PoolProcesses) -
     assert fields["endpoint"] == pool.endpoint
 
 
-def test_what_is_no_terminal_is_told_what_to_do(pool: PoolProcesses, start_top: StartTop) -> None:
+def test_top_without_terminal_suggests_once(pool: PoolProcesses, start_top: StartTop) -> None:
     code, out, err = run_top(pool)
     assert (code, out) == (1, "")
     assert "needs a terminal" in err and "--once" in err
@@ -154,7 +154,7 @@ def test_what_is_no_terminal_is_told_what_to_do(pool: PoolProcesses, start_top: 
         assert words in top.text and "--once" in top.text
 
 
-def test_a_pool_that_is_not_there_is_told_and_a_lone_json_too(pool: PoolProcesses) -> None:
+def test_missing_pool_or_json_without_once_is_an_error(pool: PoolProcesses) -> None:
     code, out, err = run_top(pool, "--json")
     assert (code, out) == (2, "") and "--json requires --once" in err
     pool.processes[0].end()

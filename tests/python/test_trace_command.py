@@ -67,7 +67,7 @@ def call_names(path: str) -> list[str]:
 
 
 @pytest.mark.long
-def test_a_program_that_does_not_know_penstock_leaves_a_trace() -> None:
+def test_trace_command_traces_unmodified_program() -> None:
     write()
     done = run("trace", "--skip", "3", "--steps", "10", "train.py", "30")
     assert done.returncode == 0, done.stderr
@@ -86,9 +86,7 @@ def test_a_program_that_does_not_know_penstock_leaves_a_trace() -> None:
         ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", -2, "KeyboardInterrupt"),
     ],
 )
-def test_an_end_by_an_error_leaves_a_trace_and_is_the_programs(
-    at_end: str, code: int, words: str
-) -> None:
+def test_failing_program_leaves_trace_and_exit_code(at_end: str, code: int, words: str) -> None:
     write(at_end)
     done = run("trace", "-o", "out.json.gz", "train.py", "6")
     assert done.returncode in (code, 130 if code == -2 else code), done.stderr
@@ -118,7 +116,7 @@ def test_ctrl_c_leaves_a_trace() -> None:
 
 
 @pytest.mark.long
-def test_a_program_without_batches_says_so() -> None:
+def test_program_without_batches_reports_no_steps() -> None:
     Path("train.py").write_text("print('nothing')")
     done = run("trace", "train.py")
     assert done.returncode == 0
@@ -126,7 +124,7 @@ def test_a_program_without_batches_says_so() -> None:
     checked(Path("trace.json"))
 
 
-def test_ranks_leave_a_file_each_which_become_one() -> None:
+def test_traces_of_ranks_can_be_merged() -> None:
     write()
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     done = subprocess.run(
@@ -153,7 +151,7 @@ def test_ranks_leave_a_file_each_which_become_one() -> None:
         (("missing.py",), "can't open file"),
     ],
 )
-def test_a_wrong_call_is_told_and_leaves_nothing(arguments: tuple[str, ...], words: str) -> None:
+def test_wrong_trace_arguments_write_nothing(arguments: tuple[str, ...], words: str) -> None:
     write()
     done = run("trace", *arguments)
     assert done.returncode == 2
@@ -161,7 +159,7 @@ def test_a_wrong_call_is_told_and_leaves_nothing(arguments: tuple[str, ...], wor
     assert os.listdir() == ["train.py"]
 
 
-def test_a_file_that_is_no_trace_is_told() -> None:
+def test_merging_a_non_trace_is_an_error() -> None:
     Path("x.json").write_text("{}")
     done = run("merge-traces", "-o", "y.json", "x.json")
     assert done.returncode == 1

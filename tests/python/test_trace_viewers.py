@@ -119,7 +119,7 @@ MODEL = """return (async () => {
 })()"""
 
 
-def test_chromes_own_viewer_imports_it_without_a_warning(
+def test_chrome_trace_viewer_imports_without_warnings(
     trace: Path, tmp_path: Path, page: Browser
 ) -> None:
     with served(chromes_viewer(), trace, tmp_path / "pages") as origin:

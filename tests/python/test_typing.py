@@ -21,7 +21,7 @@ CACHE = Path(__file__).resolve().parents[2] / "build" / "mypy"
 
 
 @pytest.mark.long
-def test_wrong_arguments_are_found_by_mypy(tmp_path: Path) -> None:
+def test_mypy_checks_programs_against_penstock_types(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(
         "import penstock\n"

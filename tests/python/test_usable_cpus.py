@@ -64,7 +64,7 @@ V1 = "sys/fs/cgroup/cpu,cpuacct"
         ),
     ],
 )
-def test_the_smallest_limit_counts(tmp_path: Path, files: dict[str, str], count: int) -> None:
+def test_smallest_cpu_limit_applies(tmp_path: Path, files: dict[str, str], count: int) -> None:
     assert usable_cpus(machine(tmp_path, files)) == count
 
 
@@ -78,5 +78,5 @@ def test_ranks_share_the_machine(
     assert usable_cpus(tmp_path) == count
 
 
-def test_this_machine_has_one() -> None:
+def test_current_machine_has_at_least_one_cpu() -> None:
     assert usable_cpus() >= 1

@@ -71,7 +71,7 @@ class Pipe(IterDataPipe[int]):
         return iter(range(6))
 
 
-def test_the_variable_names_the_pool_of_a_loader_with_workers(
+def test_variable_sets_pool_of_loader_with_workers(
     variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_KEYS", "/keys")
@@ -90,7 +90,7 @@ def test_the_variable_names_the_pool_of_a_loader_with_workers(
         (Pipe(), {"num_workers": 1}, "the dataset is a datapipe"),
     ],
 )
-def test_a_loader_that_no_pool_can_serve_is_left_out_with_one_warning(
+def test_loader_no_pool_can_serve_is_skipped_with_one_warning(
     variable: str, dataset: Any, options: dict[str, Any], words: str
 ) -> None:
     """The program ended at a loader that had worked without the variable, and a loader with
@@ -105,7 +105,7 @@ def test_a_loader_that_no_pool_can_serve_is_left_out_with_one_warning(
     assert told[0].filename == __file__
 
 
-def test_a_process_that_makes_its_own_batches_does_so_as_without_the_variable(
+def test_in_process_loader_matches_torch_with_variable(
     variable: str,
 ) -> None:
     with pytest.warns(PoolWarning):
@@ -118,9 +118,7 @@ def test_a_process_that_makes_its_own_batches_does_so_as_without_the_variable(
 
 
 @pytest.mark.parametrize("seeding", ["batch", "sample"])
-def test_a_loader_without_workers_is_served_where_its_random_numbers_stay_the_same(
-    variable: str, seeding: Any
-) -> None:
+def test_seeded_loader_without_workers_uses_the_pool(variable: str, seeding: Any) -> None:
     loader = DataLoader(Augmented(4), seeding=seeding)
     assert (loader.pool, loader.num_workers, loader.prefetch_factor) == (variable, 0, None)
     assert DataLoader(Augmented(4), seeding=seeding, pool="").pool is None
@@ -130,7 +128,7 @@ def test_a_loader_without_workers_is_served_where_its_random_numbers_stay_the_sa
 
 
 @pytest.mark.slow
-def test_a_loader_without_workers_has_from_the_pool_what_it_would_make_itself(
+def test_pool_batches_match_loader_without_workers(
     pool: PoolProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seeding": "batch"}
@@ -148,7 +146,7 @@ def test_a_loader_without_workers_has_from_the_pool_what_it_would_make_itself(
 
 
 @pytest.mark.slow
-def test_a_loader_without_workers_makes_what_the_pool_does_not_send(
+def test_unsendable_batches_are_made_in_process(
     pool: PoolProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_POOL", pool.endpoint)
@@ -162,7 +160,7 @@ def test_a_loader_without_workers_makes_what_the_pool_does_not_send(
         assert digests(loader) == expected
 
 
-def test_a_variable_that_holds_no_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_variable_address_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_POOL", "alpha:7000")
     with pytest.raises(ValueError, match="variable PENSTOCK_POOL is 'alpha:7000'; .*tcp://host"):
         DataLoader(Augmented(4))
@@ -173,7 +171,7 @@ def test_a_variable_that_holds_no_address_is_named(monkeypatch: pytest.MonkeyPat
     ["tcp://127.0.0.1", "tcp://host:", "tcp://:7000", "tcp://host:0", "tcp://host:65536",
      "tcp://host:70x", "tcp://::1:7000", "host:7000"],
 )  # fmt: skip
-def test_an_address_without_a_host_and_a_port_is_refused_at_once(
+def test_address_without_host_or_port_is_rejected(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An address without a port was rejected only by iter()."""
@@ -185,12 +183,12 @@ def test_an_address_without_a_host_and_a_port_is_refused_at_once(
 
 
 @pytest.mark.parametrize("address", ["tcp://[::1]:7000", "tcp://a-1.example:65535", "tcp://a:1"])
-def test_an_address_has_a_host_and_a_port(address: str) -> None:
+def test_valid_addresses_are_accepted(address: str) -> None:
     assert DataLoader(Augmented(4), pool=address).pool == address
 
 
 @pytest.mark.slow
-def test_a_dataset_that_cannot_be_sent_is_read_by_the_workers_that_the_program_asked_for(
+def test_unpicklable_dataset_is_served_by_local_workers(
     variable: str,
 ) -> None:
     """The program ended at iter() with a PicklingError that named no variable."""
@@ -226,9 +224,7 @@ class NotesPickles(Augmented):
 
 
 @pytest.mark.slow
-def test_the_dataset_of_a_loader_that_the_pool_serves_is_pickled_once_for_its_first_epoch(
-    variable: str, tmp_path: Path
-) -> None:
+def test_dataset_is_pickled_once_for_the_first_epoch(variable: str, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     loader = DataLoader(NotesPickles(notes), num_workers=1, pool=Pool(None, code_paths=[CODE]))
     assert len(list(loader)) == 4
@@ -236,7 +232,7 @@ def test_the_dataset_of_a_loader_that_the_pool_serves_is_pickled_once_for_its_fi
 
 
 @pytest.mark.slow
-def test_a_state_of_a_loader_that_was_left_out_resumes_one_that_is_not_yet(variable: str) -> None:
+def test_state_of_skipped_loader_resumes_new_loader(variable: str) -> None:
     options: dict[str, Any] = {
         "batch_size": 2,
         "num_workers": 1,
@@ -258,7 +254,7 @@ def ordered(samples: list[Any]) -> Any:
     return OrderedDict(count=len(samples), samples=samples)
 
 
-def ordered_from_the_third_on(samples: list[Any]) -> Any:
+def ordered_from_third_sample(samples: list[Any]) -> Any:
     return ordered(samples) if samples[0]["index"] >= 2 else samples
 
 
@@ -281,9 +277,7 @@ class OwnRandom:
 @pytest.mark.parametrize(
     "case", ["shuffle", "own sampler", "own generator", "iterable", "persistent", "prefetch"]
 )
-def test_batches_that_a_pool_does_not_send_are_made_by_the_workers_that_the_program_asked_for(
-    variable: str, case: str
-) -> None:
+def test_unsendable_batches_are_made_by_local_workers(variable: str, case: str) -> None:
     """``penstock run --pool-local`` ended the program at the first batch."""
 
     def loader(**options: Any) -> Any:
@@ -318,7 +312,7 @@ def test_batches_that_a_pool_does_not_send_are_made_by_the_workers_that_the_prog
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_folder_of_workers")
-def test_a_loader_that_asks_for_a_pool_itself_raises_what_its_workers_do_not_send() -> None:
+def test_explicit_pool_raises_for_unsendable_batches() -> None:
     loader = DataLoader(
         Augmented(4), num_workers=1, pool=Pool(NOWHERE, code_paths=[CODE]), collate_fn=ordered
     )
@@ -328,11 +322,11 @@ def test_a_loader_that_asks_for_a_pool_itself_raises_what_its_workers_do_not_sen
 
 
 @pytest.mark.slow
-def test_a_later_batch_that_is_not_sent_names_the_variable_and_the_way_out(variable: str) -> None:
+def test_late_unsendable_batch_error_names_the_variable(variable: str) -> None:
     loader = DataLoader(
         Augmented(4),
         num_workers=1,
-        collate_fn=ordered_from_the_third_on,
+        collate_fn=ordered_from_third_sample,
         pool=Pool(None, code_paths=[CODE]),
     )
     batches = iter(loader)
@@ -342,7 +336,7 @@ def test_a_later_batch_that_is_not_sent_names_the_variable_and_the_way_out(varia
 
 
 @pytest.mark.slow
-def test_a_state_of_a_loader_that_was_left_out_for_its_batches_resumes_it(variable: str) -> None:
+def test_state_of_loader_with_unsendable_batches_resumes(variable: str) -> None:
     def loader() -> Any:
         return DataLoader(
             Augmented(12),
@@ -366,12 +360,12 @@ def test_a_state_of_a_loader_that_was_left_out_for_its_batches_resumes_it(variab
     assert [batch["samples"][0]["index"] for batch in resumed] == rest
 
 
-def test_a_loader_that_asks_for_a_pool_itself_raises_what_cannot_be_sent() -> None:
+def test_explicit_pool_raises_for_unpicklable_dataset() -> None:
     with pytest.raises(pickle.PicklingError, match=r"dataset\.lock"):
         iter(DataLoader(Locked(), num_workers=1, pool=NOWHERE))
 
 
-def test_a_loader_built_anew_from_the_attributes_of_another_is_still_no_loader_that_asked(
+def test_loader_rebuilt_from_attributes_is_not_explicit(
     variable: str,
 ) -> None:
     first = DataLoader(Augmented(4), num_workers=1)
@@ -382,7 +376,7 @@ def test_a_loader_built_anew_from_the_attributes_of_another_is_still_no_loader_t
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_messages_name_the_variable_and_the_way_out(
+def test_errors_name_the_variable_and_how_to_opt_out(
     pool: PoolProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = r'(?s)variable PENSTOCK_POOL names.*pool=""'

@@ -21,53 +21,55 @@ def text(*names: str) -> str:
     return ROOT.joinpath(*names).read_text("utf-8")
 
 
-def test_the_header_for_programs_in_cpp_has_the_version() -> None:
+def test_cpp_header_has_the_version() -> None:
     header = text("csrc", "include", "penstock", "export.h")
     assert f'#define PENSTOCK_VERSION "{_version.__version__}"' in header
 
 
-def test_the_version_has_a_part_of_the_changelog() -> None:
+def test_changelog_has_a_section_for_the_version() -> None:
     assert f"\n## {_version.__version__}\n" in text("CHANGELOG.md")
 
 
-def test_the_files_of_the_build_have_no_version_of_their_own() -> None:
+def test_build_files_do_not_repeat_the_version() -> None:
     for name in ("CMakeLists.txt", "pyproject.toml", "setup.py"):
         assert _version.__version__ not in text(name), name
 
 
-def test_pip_is_told_the_range_of_torches() -> None:
+def test_pyproject_requires_the_torch_range() -> None:
     oldest, newest = TORCHES[0], TORCHES[-1]
     after = f"{newest.partition('.')[0]}.{int(newest.partition('.')[2]) + 1}"
     assert f'"torch>={oldest},<{after}"' in text("pyproject.toml")
 
 
-def test_no_torch_is_missing_between_the_oldest_and_the_newest() -> None:
+def test_torch_range_has_no_gaps() -> None:
     minors = [tuple(map(int, torch.split("."))) for torch in TORCHES]
     assert minors == [(2, minor) for minor in range(minors[0][1], minors[-1][1] + 1)]
 
 
-def test_pip_is_told_the_oldest_python() -> None:
+def test_pyproject_requires_the_oldest_python() -> None:
     assert f'requires-python = ">={PYTHONS[0]}"' in text("pyproject.toml")
 
 
-def test_make_knows_what_is_installed_beside_each_torch() -> None:
+def test_requirements_are_listed_for_every_torch() -> None:
     assert tuple(requirements.BESIDE) == TORCHES
     for torch, beside in requirements.BESIDE.items():
         assert beside["torch"] == f"=={torch}.*"
 
 
-def test_development_is_with_the_newest_torch() -> None:
+def test_development_uses_the_newest_torch() -> None:
     assert f"TORCH ?= {TORCHES[-1]}\n" in text("Makefile")
     assert f"$(filter-out {TORCHES[-1]}," in text("Makefile")
     assert f"ARG TORCH={TORCHES[-1]}\n" in text("deploy", "docker", "Dockerfile")
 
 
-def test_the_torches_that_the_suite_passes_with_are_of_the_range() -> None:
+def test_tested_torches_are_in_the_supported_range() -> None:
     assert set(TESTED_TORCH) <= set(TORCHES)
 
 
 @pytest.mark.parametrize("torch", TORCHES)
-def test_requirements_name_that_torch_alone(torch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requirements_pin_only_the_selected_torch(
+    torch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TORCH", torch)
     monkeypatch.chdir(ROOT)
     listed = requirements.requirements("test")

@@ -39,7 +39,7 @@ def means(times: StepTimes, prefix: str) -> dict[str, Any]:
     return {prefix + name: pytest.approx(value) for name, value in found.items()}
 
 
-def test_scalars_are_means_of_the_steps_since_the_last_call() -> None:
+def test_scalars_are_means_since_the_last_call() -> None:
     loader = DataLoader(Rows(), batch_size=4, num_workers=1)
     meter = penstock.WaitingMeter(loader)
     assert meter.scalars() == {}
@@ -57,13 +57,13 @@ def test_scalars_are_means_of_the_steps_since_the_last_call() -> None:
     assert meter.scalars("loader.") == means(since, "loader.")
 
 
-def test_the_words_name_what_is_waited_for_most() -> None:
+def test_waiting_text_names_the_longest_wait() -> None:
     assert waiting_text(StepTimes(4, 9.0, 0.8, 0.2)) == "waiting 10 % (the dataset)"
     assert waiting_text(StepTimes(4, 9.0, wire_s=1.0)) == "waiting 10 % (the wire)"
     assert waiting_text(StepTimes(4, 9.0)) == "waiting 0 %"
 
 
-def test_the_words_stay_until_it_is_time_for_others() -> None:
+def test_waiting_text_is_kept_until_the_interval_ends() -> None:
     loader = DataLoader(Rows(), batch_size=4)
     meter = penstock.WaitingMeter(loader, every_s=3600)
     assert str(meter) == ""
@@ -75,7 +75,7 @@ def test_the_words_stay_until_it_is_time_for_others() -> None:
     assert str(meter) == words
 
 
-def test_what_is_no_loader_of_ours_is_refused() -> None:
+def test_other_loaders_are_rejected() -> None:
     theirs = torch.utils.data.DataLoader(Rows())
     for call in (penstock.WaitingMeter, penstock.progress):
         with pytest.raises(TypeError, match=r"a penstock.DataLoader is required"):
@@ -127,7 +127,7 @@ def terminals(tmp_path: Path) -> Iterator[list[TerminalProgram]]:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("body", "also"), [(TQDM, "loss=0.5, waiting"), (RICH, "waiting")])
-def test_a_bar_on_a_terminal_shows_waiting(
+def test_progress_bar_on_terminal_shows_waiting(
     tmp_path: Path, terminals: list[TerminalProgram], body: str, also: str
 ) -> None:
     path = tmp_path / "train.py"
@@ -140,7 +140,7 @@ def test_a_bar_on_a_terminal_shows_waiting(
     assert program.end() == 0
 
 
-def test_a_bar_is_tqdms_and_counts_all_batches() -> None:
+def test_progress_counts_all_batches_like_tqdm() -> None:
     loader = DataLoader(Rows(), batch_size=4, num_workers=1)
     bar = penstock.progress(loader, disable=True)
     assert len(list(bar)) == 10

@@ -63,7 +63,7 @@ def choose(
         (seen(1, 0.0, 0.0), 1, "settled"),
     ],
 )
-def test_a_first_choice(measured: _C.MeasuredWork, workers: int, reason: str) -> None:
+def test_first_choice_of_worker_count(measured: _C.MeasuredWork, workers: int, reason: str) -> None:
     choice = choose(measured)
     assert (choice.workers, choice.reason) == (workers, reason)
 
@@ -79,7 +79,7 @@ def test_a_first_choice(measured: _C.MeasuredWork, workers: int, reason: str) ->
         (8, 1, 1, 32),
     ],
 )
-def test_limits_follow_from_the_cpus(
+def test_limits_are_derived_from_cpus(
     cpus: int, shards: int | None, first: int, waiting: int
 ) -> None:
     limits = _C.WorkerLimits(cpus, shards)
@@ -124,7 +124,7 @@ def settle(
 @pytest.mark.parametrize("worker_s", [0.001, 0.019, 0.021, 0.05, 0.11, 0.3, 0.64, 5.0])
 @pytest.mark.parametrize("useful", [1, 2, 3, 5, 8, 1000])
 @pytest.mark.parametrize("first", [1, 2, 7, 32])
-def test_it_settles_on_any_machine(worker_s: float, useful: int, first: int) -> None:
+def test_worker_count_settles_on_any_machine(worker_s: float, useful: int, first: int) -> None:
     machine = Machine(worker_s, 0.02, useful)
     counts, _ = settle(machine, first, _C.WorkerLessons())
     assert len(set(counts[-20:])) == 1, counts
@@ -138,7 +138,7 @@ def test_it_settles_on_any_machine(worker_s: float, useful: int, first: int) -> 
 
 @pytest.mark.parametrize("worker_s", [0.015, 0.02, 0.03, 0.079, 0.5])
 @pytest.mark.parametrize("useful", [2, 1000])
-def test_numbers_that_vary_change_it_a_few_times_at_most(worker_s: float, useful: int) -> None:
+def test_noisy_measurements_cause_few_changes(worker_s: float, useful: int) -> None:
     machine = Machine(worker_s, 0.02, useful, noise=0.2)
     counts, lessons = [1], _C.WorkerLessons()
     for _ in range(4):
@@ -148,7 +148,7 @@ def test_numbers_that_vary_change_it_a_few_times_at_most(worker_s: float, useful
     assert len(changes) <= 16, changes
 
 
-def test_a_step_up_without_gain_is_taken_back_and_seldom_tried_again() -> None:
+def test_increase_without_gain_is_reverted_and_rarely_retried() -> None:
     counts, lessons = settle(Machine(0.2, 0.02, useful=4), 4, _C.WorkerLessons())
     steps = [place for place, count in enumerate(counts) if count == 8]
     assert steps == [1, 11, 29]
@@ -157,14 +157,14 @@ def test_a_step_up_without_gain_is_taken_back_and_seldom_tried_again() -> None:
     assert choice.reason == "no gain"
 
 
-def test_a_machine_that_was_busy_is_tried_again() -> None:
+def test_increase_is_retried_after_machine_was_busy() -> None:
     counts, lessons = settle(Machine(0.2, 0.02, useful=1), 1, _C.WorkerLessons())
     assert counts[-1] == 1
     counts, _ = settle(Machine(0.2, 0.02), counts[-1], lessons)
     assert counts[-1] == 13
 
 
-def test_a_number_that_stalled_is_not_gone_down_to_again() -> None:
+def test_stalled_worker_count_is_not_chosen_again() -> None:
     lessons = _C.WorkerLessons()
     idle = seen(4, 0.030, 0.020)  # 2 are enough by the means
     choice, lessons = _C.choose_workers(idle, LIMITS, lessons)
@@ -176,7 +176,7 @@ def test_a_number_that_stalled_is_not_gone_down_to_again() -> None:
         assert choice.workers == 3
 
 
-def test_a_number_that_stalled_is_tried_again_where_batches_take_a_fraction_of_it() -> None:
+def test_stalled_count_is_retried_if_workers_are_mostly_idle() -> None:
     """Two workers seemed too few with 51 ms of a worker and 200 ms of the trainer, and three were
     kept for the whole job.
     """
@@ -188,7 +188,7 @@ def test_a_number_that_stalled_is_tried_again_where_batches_take_a_fraction_of_i
     assert counts == [3] * 8 + [1] * 3
 
 
-def test_a_loader_whose_batches_change_a_lot_is_looked_at_anew() -> None:
+def test_large_change_of_batch_times_resets_the_choice() -> None:
     counts, lessons = settle(Machine(0.2, 0.02, useful=4), 4, _C.WorkerLessons())
     counts, lessons = settle(Machine(0.2, 0.005), counts[-1], lessons)
     assert counts[-1] == 32
@@ -233,13 +233,13 @@ def test_a_loader_whose_batches_change_a_lot_is_looked_at_anew() -> None:
         ),
     ],
 )
-def test_a_choice_says_why(
+def test_choice_explains_its_reason(
     measured: _C.MeasuredWork, limits: _C.WorkerLimits, sentence: str
 ) -> None:
     assert str(choose(measured, limits)) == sentence
 
 
-def test_a_settled_choice_says_what_was_before_and_one_taken_back_what_was_tried() -> None:
+def test_choice_mentions_previous_and_reverted_counts() -> None:
     choice, lessons = _C.choose_workers(seen(2, 0.08, 0.02), LIMITS, _C.WorkerLessons())
     assert choice.workers == 4
     settled, _ = _C.choose_workers(seen(4, 0.08, 0.02), LIMITS, lessons)

@@ -37,7 +37,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_workers_have_their_own_secret_and_all_public_keys(keys: Path, copied: WorkerKeys) -> None:
+def test_worker_key_folder_has_own_secret_and_public_keys(keys: Path, copied: WorkerKeys) -> None:
     assert names(copied.folder) == PUBLIC | {"worker.secret"}
     assert mode(copied.folder) == 0o700
     for path in copied.folder.iterdir():
@@ -46,7 +46,7 @@ def test_workers_have_their_own_secret_and_all_public_keys(keys: Path, copied: W
     assert not copied.folder.exists()
 
 
-def test_users_are_let_in_and_put_out_with_the_operators_folder(
+def test_user_keys_follow_the_operators_folder(
     keys: Path, copied: WorkerKeys, tmp_path: Path
 ) -> None:
     _pool.make_user_keys(str(keys), "ann", str(tmp_path / "keys of ann"))
@@ -57,9 +57,7 @@ def test_users_are_let_in_and_put_out_with_the_operators_folder(
     assert names(copied.folder) == PUBLIC | {"worker.secret"}
 
 
-def test_key_that_has_changed_is_copied_again(
-    keys: Path, copied: WorkerKeys, tmp_path: Path
-) -> None:
+def test_changed_key_is_copied_again(keys: Path, copied: WorkerKeys, tmp_path: Path) -> None:
     _pool.make_key_folder(str(tmp_path / "others"))
     for name in ("worker.public", "worker.secret"):
         (tmp_path / "others" / name).replace(keys / name)
@@ -67,9 +65,7 @@ def test_key_that_has_changed_is_copied_again(
         assert (copied.folder / name).read_bytes() == (keys / name).read_bytes()
 
 
-def test_rotated_keys_are_copied_so_that_workers_can_start_wherever_it_stops(
-    keys: Path, copied: WorkerKeys
-) -> None:
+def test_interrupted_copy_of_rotated_keys_stays_usable(keys: Path, copied: WorkerKeys) -> None:
     """The former keys are first, and the secret last: it always belongs to an existing key."""
     before = (copied.folder / "worker.secret").read_bytes()
     _pool.rotate_keys(str(keys))
@@ -95,7 +91,7 @@ def test_rotated_keys_are_copied_so_that_workers_can_start_wherever_it_stops(
     assert names(copied.folder) == PUBLIC | {"worker.secret"}
 
 
-def test_what_an_earlier_run_has_left_is_taken_away(keys: Path, tmp_path: Path) -> None:
+def test_leftovers_of_earlier_run_are_removed(keys: Path, tmp_path: Path) -> None:
     folder = tmp_path / "worker-keys"
     folder.mkdir(mode=0o755)
     for name in (".worker.secret.new", "bob.user.public"):
@@ -104,9 +100,7 @@ def test_what_an_earlier_run_has_left_is_taken_away(keys: Path, tmp_path: Path) 
     assert mode(folder) == 0o700
 
 
-def test_secret_that_is_gone_stays_with_the_workers_and_is_told(
-    keys: Path, copied: WorkerKeys
-) -> None:
+def test_missing_secret_keeps_the_copy_and_is_reported(keys: Path, copied: WorkerKeys) -> None:
     secret = keys / "worker.secret"
     kept = secret.read_bytes()
     secret.unlink()
@@ -119,7 +113,7 @@ def test_secret_that_is_gone_stays_with_the_workers_and_is_told(
     assert copied.trouble == ""
 
 
-def test_key_that_others_may_read_is_no_better_as_a_copy(keys: Path, tmp_path: Path) -> None:
+def test_copied_key_keeps_its_file_mode(keys: Path, tmp_path: Path) -> None:
     """A worker rejects it in either folder."""
     (keys / "worker.secret").chmod(0o644)
     copied = WorkerKeys(keys, tmp_path / "worker-keys")
@@ -145,7 +139,7 @@ def test_keys_are_copied_once_the_disk_has_room(keys: Path, tmp_path: Path) -> N
     assert names(copied.folder) == PUBLIC | {"worker.secret"}
 
 
-def test_folder_without_a_key_for_workers_is_refused(keys: Path, tmp_path: Path) -> None:
+def test_folder_without_worker_secret_is_rejected(keys: Path, tmp_path: Path) -> None:
     (keys / "worker.secret").unlink()
     with pytest.raises(PenstockError, match=r"has no worker\.secret, which workers need.*-keys"):
         WorkerKeys(keys, tmp_path / "worker-keys")

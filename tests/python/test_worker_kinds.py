@@ -69,7 +69,7 @@ def losses_of(loader: DataLoader[Any], *, is_offloaded: bool) -> list[float]:
 @pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() == "DEFAULT", reason="this CPU has no other kind"
 )
-def test_a_worker_of_another_kind_changes_no_loss(pool: PoolProcesses) -> None:
+def test_worker_with_other_kernels_changes_no_loss(pool: PoolProcesses) -> None:
     pool.start_worker()
     pool.start_worker(environment=OTHER_KIND)
     options: dict[str, Any] = {"batch_size": 8, "shuffle": True}
@@ -95,7 +95,7 @@ def test_a_worker_of_another_kind_changes_no_loss(pool: PoolProcesses) -> None:
 @pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() == "DEFAULT", reason="this CPU has no other kind"
 )
-def test_status_shows_which_worker_of_a_pool_is_of_another_kind(pool: PoolProcesses) -> None:
+def test_status_shows_worker_with_other_kernels(pool: PoolProcesses) -> None:
     pool.start_worker()
     other = pool.start_worker(environment=OTHER_KIND)
     loader = DataLoader(
@@ -126,7 +126,7 @@ def test_status_shows_which_worker_of_a_pool_is_of_another_kind(pool: PoolProces
 @pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() == "DEFAULT", reason="this CPU has no other kind"
 )
-def test_a_dataset_that_two_kinds_of_workers_compute_differently_is_told_once(
+def test_kernel_dependent_dataset_warns_once(
     pool: PoolProcesses,
 ) -> None:
     """The losses differed from run to run, without any message."""
@@ -152,7 +152,7 @@ def test_a_dataset_that_two_kinds_of_workers_compute_differently_is_told_once(
 
 
 @pytest.mark.slow
-def test_the_fingerprint_does_not_depend_on_the_process_settings() -> None:
+def test_fingerprint_is_independent_of_process_settings() -> None:
     program = "import torch; from penstock import _C; {}; print(_C.numeric_fingerprint())"
     printed = {
         subprocess.run(

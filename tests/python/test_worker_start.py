@@ -117,7 +117,7 @@ def with_bound_methods(dataset: Everything, method: str) -> dict[str, Any]:
 
 @pytest.mark.long("forkserver", "spawn")
 @pytest.mark.parametrize("method", METHODS)
-def test_whatever_a_dataset_holds_arrives_as_with_torch(method: str) -> None:
+def test_dataset_contents_arrive_as_with_torch(method: str) -> None:
     scenario = Scenario(
         "everything", partial(Everything, method), partial(with_bound_methods, method=method)
     )
@@ -129,9 +129,7 @@ def test_whatever_a_dataset_holds_arrives_as_with_torch(method: str) -> None:
 @pytest.mark.long("*-forkserver", "threads-*")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("options", [{}, {"fetch_threads": 2}], ids=["plain", "threads"])
-def test_workers_compute_under_the_settings_of_torchs_workers(
-    method: str, options: dict[str, Any]
-) -> None:
+def test_worker_settings_match_torch_workers(method: str, options: dict[str, Any]) -> None:
     """The program's environment and folder, and the settings at the top of its main module."""
     program = Path(__file__).with_name("spawned_program.py")
 
@@ -162,7 +160,7 @@ class CountsPickles(Computed):
 
 @pytest.mark.long
 @pytest.mark.parametrize("method", METHODS)
-def test_a_dataset_is_pickled_once_for_all_workers(method: str) -> None:
+def test_dataset_is_pickled_once_for_all_workers(method: str) -> None:
     dataset = CountsPickles(3, number)
     loader = DataLoader(dataset, batch_size=None, num_workers=3, multiprocessing_context=method)
     assert [list(loader), list(loader)] == [[1, 1, 1], [2, 2, 2]]
@@ -189,7 +187,7 @@ class WaitsToBeRead:
 
 @pytest.mark.long
 @pytest.mark.parametrize("method", METHODS)
-def test_iter_does_not_wait_until_workers_have_read_their_dataset(method: str) -> None:
+def test_iter_does_not_wait_for_dataset_unpickling(method: str) -> None:
     theirs, ours = multiprocessing.Pipe()
     with theirs, ours:
         iterator = iter(
@@ -217,9 +215,7 @@ class Written(Dataset[Any]):
 @pytest.mark.long
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("loader_class", [TorchDataLoader, DataLoader])
-def test_tensors_are_shared_and_arrays_are_each_worker_s_own(
-    loader_class: Any, method: str
-) -> None:
+def test_tensors_are_shared_and_arrays_are_per_worker(loader_class: Any, method: str) -> None:
     dataset = Written()
     loader = loader_class(
         dataset,
@@ -236,19 +232,19 @@ def test_tensors_are_shared_and_arrays_are_each_worker_s_own(
     assert dataset.array[0] == 0
 
 
-class CannotBeRead(Computed):
+class FailsToUnpickle(Computed):
     def __setstate__(self, state: Any) -> None:
         raise LookupError("there is no such file here")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("loader_class", [TorchDataLoader, DataLoader])
-def test_a_worker_that_cannot_read_its_dataset_says_why_and_is_missed(
+def test_worker_reports_unpicklable_dataset(
     loader_class: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """One worker: two would write their tracebacks into each other's lines."""
     loader = loader_class(
-        CannotBeRead(3, number), num_workers=1, multiprocessing_context="spawn", timeout=60
+        FailsToUnpickle(3, number), num_workers=1, multiprocessing_context="spawn", timeout=60
     )
     with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid.*exited unexpectedly") as seen:
         next(iter(loader))
@@ -256,7 +252,7 @@ def test_a_worker_that_cannot_read_its_dataset_says_why_and_is_missed(
     assert "LookupError: there is no such file here" in capfd.readouterr().err
 
 
-def test_what_cannot_be_pickled_leaves_no_memory_behind() -> None:
+def test_failed_pickling_leaves_no_descriptors() -> None:
     """The large array is written before the lambda is reached."""
     dataset = Computed(3, partial(lambda array, index: array[index], np.zeros(BIG)))
     loader = DataLoader(dataset, num_workers=2, multiprocessing_context="spawn")
@@ -270,7 +266,7 @@ def test_what_cannot_be_pickled_leaves_no_memory_behind() -> None:
 
 
 @pytest.mark.long
-def test_a_pickler_that_was_put_in_the_place_of_python_s_is_used(
+def test_replaced_reduction_dump_is_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pickled = []
@@ -286,7 +282,7 @@ def test_a_pickler_that_was_put_in_the_place_of_python_s_is_used(
     assert pickled.count("SpawnProcess") == 2
 
 
-class HandsOverTwice(Computed):
+class PassesDescriptorTwice(Computed):
     """Gives one descriptor to the worker under two names, each to be closed."""
 
     def __getstate__(self) -> dict[str, Any]:
@@ -303,9 +299,9 @@ class HandsOverTwice(Computed):
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("method", METHODS)
-def test_a_descriptor_may_be_handed_over_twice(method: str) -> None:
+def test_descriptor_may_be_passed_twice(method: str) -> None:
     """Python refuses the second ("bad value(s) in fds_to_keep") when it starts a process."""
-    dataset = HandsOverTwice(2, number)
+    dataset = PassesDescriptorTwice(2, number)
     loader = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context=method)
     assert list(loader) == [1, 0]
 
@@ -315,7 +311,7 @@ class InterruptsPickling(Computed):
         raise KeyboardInterrupt
 
 
-def test_ctrl_c_while_a_dataset_is_pickled_leaves_nothing_behind() -> None:
+def test_interrupt_during_pickling_leaves_nothing() -> None:
     loader = DataLoader(
         InterruptsPickling(3, number), num_workers=4, multiprocessing_context="spawn"
     )
@@ -326,7 +322,7 @@ def test_ctrl_c_while_a_dataset_is_pickled_leaves_nothing_behind() -> None:
         without_frames(interrupt)  # type: ignore[arg-type]
 
 
-def test_a_forked_worker_gets_the_object_itself() -> None:
+def test_forked_worker_gets_the_same_object() -> None:
     secret = object()
     loader = DataLoader(
         Computed(2, lambda index: id(secret)),
@@ -337,7 +333,7 @@ def test_a_forked_worker_gets_the_object_itself() -> None:
     assert list(loader) == [id(secret)] * 2
 
 
-class Tells:
+class ReportsUnpickling:
     """Reports when it is unpickled, and blocks until the test lets it end."""
 
     def __init__(self, name: str, connection: Connection, waits: bool, dies: bool = False) -> None:
@@ -359,9 +355,7 @@ def _tell(name: str, connection: Connection, waits: bool, dies: bool) -> None:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("dies", [False, True], ids=["done", "dead"])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_worker_waits_until_the_one_before_it_has_imported_or_died(
-    method: str, dies: bool
-) -> None:
+def test_worker_waits_until_previous_one_imported_or_died(method: str, dies: bool) -> None:
     context = multiprocessing.get_context(method)
     theirs, ours = multiprocessing.Pipe()
     turns = StartTurns(2, 1)
@@ -369,7 +363,7 @@ def test_a_worker_waits_until_the_one_before_it_has_imported_or_died(
     with theirs, ours:
         for name in ("first", "second"):
             turn = turns.next_turn()
-            tells = Tells(name, theirs, name == "first", dies)
+            tells = ReportsUnpickling(name, theirs, name == "first", dies)
             process = context.Process(target=as_is, args=((tells, turn),), name=name)
             turn.begin_with_name(process)
             assert process.name == name
@@ -387,9 +381,7 @@ def test_a_worker_waits_until_the_one_before_it_has_imported_or_died(
 @pytest.mark.long("forkserver")
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("method", METHODS)
-def test_workers_that_wait_for_their_turn_go_when_the_trainer_is_killed(
-    method: str, tmp_path: Path
-) -> None:
+def test_waiting_workers_exit_when_the_trainer_is_killed(method: str, tmp_path: Path) -> None:
     program = f"""
         import os
         from torch.utils.data import DataLoader
@@ -410,7 +402,7 @@ def test_workers_that_wait_for_their_turn_go_when_the_trainer_is_killed(
 
 @pytest.mark.long
 @pytest.mark.parametrize("loader_name", ["torch", "penstock"])
-def test_storages_in_files_are_counted_for_each_worker(loader_name: str, tmp_path: Path) -> None:
+def test_file_system_sharing_works_with_several_workers(loader_name: str, tmp_path: Path) -> None:
     program = """
         import torch
         from torch.utils.data import DataLoader
@@ -437,7 +429,7 @@ def test_storages_in_files_are_counted_for_each_worker(loader_name: str, tmp_pat
 
 
 @pytest.mark.long
-def test_without_memory_for_one_pickle_each_worker_gets_its_own(tmp_path: Path) -> None:
+def test_workers_get_separate_pickles_without_shared_memory(tmp_path: Path) -> None:
     program = """
         import resource
         from torch.utils.data import DataLoader
@@ -461,12 +453,12 @@ def test_without_memory_for_one_pickle_each_worker_gets_its_own(tmp_path: Path) 
     assert (code, out) == (0, "[0, 1, 2, 3] True\n"), error
 
 
-def test_one_that_is_not_being_started_is_pickled_as_its_value() -> None:
+def test_pickled_once_outside_a_start_pickles_its_value() -> None:
     assert pickle.loads(pickle.dumps(PickledOnce([1]))).value == [1]
 
 
 @pytest.mark.long
-def test_a_process_class_of_the_user_s_own_context_is_started() -> None:
+def test_process_class_of_user_context_is_used() -> None:
     class Context(multiprocessing.context.SpawnContext):
         class Process(multiprocessing.context.SpawnProcess):  # type: ignore[misc, name-defined]
             pass

@@ -23,7 +23,7 @@ from penstock import DataLoader
 from penstock.loader.delivery import PinDevice
 
 
-def what_a_worker_holds(index: int) -> dict[str, Any]:
+def worker_resources(index: int) -> dict[str, Any]:
     return {
         "threads": process_traces.native_threads(),
         "arenas": len(process_traces.arena_mappings()),
@@ -31,11 +31,11 @@ def what_a_worker_holds(index: int) -> dict[str, Any]:
     }
 
 
-def test_a_worker_runs_few_threads_and_maps_no_arena_of_another() -> None:
+def test_worker_has_few_threads_and_only_its_own_arenas() -> None:
     held: list[dict[str, Any]] = []
     for _ in range(3):
         loader = DataLoader(
-            Computed(4, what_a_worker_holds), batch_size=None, num_workers=2, collate_fn=as_is
+            Computed(4, worker_resources), batch_size=None, num_workers=2, collate_fn=as_is
         )
         held.extend(loader)
     # Its arena is made with its first batch, and a second one if two of its threads want memory at
@@ -45,11 +45,11 @@ def test_a_worker_runs_few_threads_and_maps_no_arena_of_another() -> None:
     assert len({seen["sockets"] for seen in held}) == 1
 
 
-def test_a_worker_runs_no_threads_of_loaders_that_were_alive_at_its_fork() -> None:
+def test_forked_worker_has_no_threads_of_other_loaders() -> None:
     first = iter(DataLoader(Computed(50, number), num_workers=1))
     next(first)
     loader = DataLoader(
-        Computed(1, what_a_worker_holds), batch_size=None, num_workers=1, collate_fn=as_is
+        Computed(1, worker_resources), batch_size=None, num_workers=1, collate_fn=as_is
     )
     (alone,) = list(loader)
     second = iter(DataLoader(Computed(50, number), num_workers=1))
@@ -59,7 +59,7 @@ def test_a_worker_runs_no_threads_of_loaders_that_were_alive_at_its_fork() -> No
     del first, second
 
 
-def test_what_torch_calls_the_pin_memory_thread_lives_as_long_as_the_iterator() -> None:
+def test_pin_memory_thread_ends_with_its_iterator() -> None:
     iterator = iter(DataLoader(Computed(50, number), num_workers=1))
     assert not hasattr(iterator, "_pin_memory_thread"), "nothing is pinned, as with torch's"
     iterator._pin_memory = True
@@ -75,7 +75,7 @@ class Unpinnable(list[Any]):
         raise ValueError("cannot be pinned")
 
 
-def test_an_error_of_pinning_names_the_thread_as_torchs_does() -> None:
+def test_pinning_error_message_matches_torch() -> None:
     iterator = iter(DataLoader(Computed(4, number), num_workers=1, collate_fn=Unpinnable))
     # Without a GPU the loader leaves it off.
     iterator._delivery = iterator._delivery._replace(pin_device=PinDevice("", 0))
@@ -85,7 +85,7 @@ def test_an_error_of_pinning_names_the_thread_as_torchs_does() -> None:
     assert str(error).endswith("ValueError: cannot be pinned\n")
 
 
-def test_an_iterator_in_a_cycle_is_collected_without_waiting_and_leaves_nothing() -> None:
+def test_iterator_in_a_cycle_is_collected_without_leaks() -> None:
     """Torch's loader loses its queues before it can shut down, and waits 5 s for each worker."""
     before = process_traces.take()
     holder: dict[str, Any] = {}
@@ -102,7 +102,7 @@ def test_an_iterator_in_a_cycle_is_collected_without_waiting_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("when", ["before the first batch", "in the middle", "at the end"])
-def test_a_forked_child_can_drop_the_iterator_it_inherited(when: str) -> None:
+def test_forked_child_can_drop_inherited_iterator(when: str) -> None:
     loader = DataLoader(Computed(30, number), batch_size=2, num_workers=2)
     iterator = iter(loader)
     taken = {"before the first batch": 0, "in the middle": 5, "at the end": 15}[when]
@@ -123,7 +123,7 @@ def test_a_forked_child_can_drop_the_iterator_it_inherited(when: str) -> None:
     assert [int(batch[0, 0]) for batch in batches] == list(range(0, 30, 2))
 
 
-def test_a_forked_child_can_use_a_loader_of_its_own() -> None:
+def test_forked_child_can_use_its_own_loader() -> None:
     """Native threads belong to the process that started them; a child starts new ones."""
     parent = iter(DataLoader(Computed(30, number), batch_size=2, num_workers=1))
     next(parent)
@@ -141,7 +141,7 @@ def test_a_forked_child_can_use_a_loader_of_its_own() -> None:
 
 
 @pytest.mark.long
-def test_an_inherited_iterator_takes_no_batches_from_the_parent() -> None:
+def test_inherited_iterator_takes_no_batches_from_parent() -> None:
     """A child may see the batches that had arrived before the fork, and then an error."""
     iterator = iter(DataLoader(Computed(30, number), batch_size=2, num_workers=1, timeout=5))
     next(iterator)
@@ -171,7 +171,7 @@ def run_in_thread(function: Any) -> Any:
     return result
 
 
-def test_a_loader_works_in_a_thread_that_is_not_the_main_one() -> None:
+def test_loader_works_outside_the_main_thread() -> None:
     def work() -> int:
         loader = DataLoader(TensorDataset(torch.arange(100.0)), batch_size=10, num_workers=2)
         return sum(int(batch[0].sum()) for _ in range(2) for batch in loader)
@@ -179,7 +179,7 @@ def test_a_loader_works_in_a_thread_that_is_not_the_main_one() -> None:
     assert run_in_thread(work) == 2 * sum(range(100))
 
 
-def test_loaders_in_two_threads_do_not_disturb_each_other() -> None:
+def test_loaders_in_different_threads_are_independent() -> None:
     sums: dict[int, int] = {}
 
     def work(k: int) -> None:
@@ -227,7 +227,7 @@ def test_threads_fork_their_workers_one_after_the_other() -> None:
     assert (done.returncode, done.stdout) == (0, "6 1\n"), done.stderr
 
 
-def test_a_batch_may_die_in_another_thread() -> None:
+def test_batch_memory_is_released_from_another_thread() -> None:
     """As it does behind a queue of the user; its memory is released all the same."""
     loader = DataLoader(TensorDataset(torch.arange(4000.0)), batch_size=10, num_workers=1)
     expected = 0.0
@@ -256,7 +256,7 @@ def test_waiting_for_a_batch_lets_other_threads_run() -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_failed_start_leaves_no_worker_and_no_descriptor(method: str) -> None:
+def test_failed_start_leaves_no_worker_or_descriptor(method: str) -> None:
     before = process_traces.take()
 
     class Unpicklable:
@@ -297,7 +297,7 @@ def test_any_number_of_workers_gives_the_same_batches(count: int) -> None:
     assert [int(batch[0, 0]) for batch in loader] == list(range(0, 40, 2))
 
 
-def test_a_large_index_reaches_the_worker() -> None:
+def test_large_index_reaches_the_worker() -> None:
     """A sampler's item of a megabyte is sent in the other direction."""
     loader = DataLoader(
         Computed(1, len), sampler=["x" * 1_000_000] * 3, batch_size=None, num_workers=1
@@ -305,6 +305,6 @@ def test_a_large_index_reaches_the_worker() -> None:
     assert [int(batch) for batch in loader] == [1_000_000] * 3
 
 
-def test_thousands_of_tiny_batches_come_in_order() -> None:
+def test_thousands_of_tiny_batches_arrive_in_order() -> None:
     loader = DataLoader(TensorDataset(torch.arange(20_000)), batch_size=4, num_workers=2)
     assert torch.equal(torch.cat([batch[0] for batch in loader]), torch.arange(20_000))

@@ -23,13 +23,13 @@ def program() -> Path:
 
 
 @pytest.mark.slow
-def test_pools_keep_their_promises(program: Path) -> None:
+def test_simulated_pools_keep_their_invariants(program: Path) -> None:
     outcome = run(program, SEEDS)
     assert outcome.failed == 0, outcome.said
 
 
 @pytest.mark.slow
-def test_a_seed_is_the_same_run_every_time(program: Path) -> None:
+def test_seed_replays_the_same_run(program: Path) -> None:
     traces = {
         subprocess.run([program, "--replay", "77"], capture_output=True, check=True).stdout
         for _ in range(3)
@@ -41,7 +41,7 @@ def test_a_seed_is_the_same_run_every_time(program: Path) -> None:
 @pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", MUTANTS)
-def test_a_bug_is_found(bug: str, program: Path, tmp_path: Path) -> None:
+def test_planted_bug_is_found(bug: str, program: Path, tmp_path: Path) -> None:
     mutated = build(tmp_path / "sim", MUTANTS[bug], program.parent)
     outcome = run(mutated, MUTANT_SEEDS, stop_at_first=True)
     assert outcome.failed, f"no schedule of {MUTANT_SEEDS} shows that {bug}"

@@ -97,13 +97,13 @@ def losses(
     ],
 )
 @on_simgpu
-def test_training_gives_the_cpus_losses(make: Any, optimize: Any, backend: str) -> None:
+def test_training_losses_match_the_cpu(make: Any, optimize: Any, backend: str) -> None:
     assert losses(make, optimize, DEVICE, backend) == losses(make, optimize, "cpu", backend)
 
 
 @pytest.mark.slow
 @on_simgpu
-def test_autocast_and_its_scaler_work() -> None:
+def test_autocast_and_grad_scaler_work() -> None:
     model = layers().to(DEVICE)
     optimizer = sgd(model.parameters())
     scaler = torch.amp.GradScaler(DEVICE)
@@ -119,7 +119,7 @@ def test_autocast_and_its_scaler_work() -> None:
 
 
 @on_simgpu
-def test_views_and_writes_reach_the_tensor() -> None:
+def test_writes_through_views_reach_the_tensor() -> None:
     x = torch.arange(12.0, device=DEVICE).view(3, 4)
     x[1:, ::2].mul_(10)
     x.t()[3] = 5
@@ -130,7 +130,7 @@ def test_views_and_writes_reach_the_tensor() -> None:
 
 
 @on_simgpu
-def test_a_copy_that_is_read_too_early_gives_other_values() -> None:
+def test_unsynchronised_copy_gives_old_values() -> None:
     pinned = torch.ones(1000).pin_memory()
     side = simgpu.Stream()
     with simgpu.held_copies():
@@ -145,7 +145,7 @@ def test_a_copy_that_is_read_too_early_gives_other_values() -> None:
 
 
 @on_simgpu
-def test_host_memory_that_is_written_too_early_reaches_the_copy() -> None:
+def test_early_write_to_pinned_memory_changes_the_copy() -> None:
     pinned, pageable = torch.ones(1000).pin_memory(), torch.ones(1000)
     assert pinned.is_pinned() and not pageable.is_pinned()
     with simgpu.held_copies():
@@ -158,7 +158,7 @@ def test_host_memory_that_is_written_too_early_reaches_the_copy() -> None:
 
 
 @on_simgpu
-def test_a_result_that_is_read_too_early_is_the_one_before() -> None:
+def test_unsynchronised_host_read_gives_old_values() -> None:
     pinned = torch.zeros(1000).pin_memory()
     with simgpu.held_copies():
         pinned.copy_(torch.ones(1000, device=DEVICE), non_blocking=True)
@@ -168,7 +168,7 @@ def test_a_result_that_is_read_too_early_is_the_one_before() -> None:
 
 
 @on_simgpu
-def test_copies_end_by_themselves() -> None:
+def test_copies_complete_without_synchronisation() -> None:
     simgpu.set_copy_delay(0.01)
     try:
         copied = torch.ones(1000).pin_memory().to(DEVICE, non_blocking=True)
@@ -181,7 +181,7 @@ def test_copies_end_by_themselves() -> None:
 
 
 @on_simgpu
-def test_pinned_memory_is_kept_until_its_copies_are_over() -> None:
+def test_pinned_memory_is_kept_until_copies_complete() -> None:
     pinned = torch.ones(54321).pin_memory()
     place = pinned.data_ptr()
     with simgpu.held_copies():
@@ -196,7 +196,7 @@ def test_pinned_memory_is_kept_until_its_copies_are_over() -> None:
 
 @pytest.mark.parametrize("is_recorded", [False, True])
 @on_simgpu
-def test_memory_that_another_stream_uses_has_to_be_recorded(is_recorded: bool) -> None:
+def test_memory_used_on_another_stream_needs_record_stream(is_recorded: bool) -> None:
     side, seen = simgpu.Stream(), torch.zeros(1000).pin_memory()
     with simgpu.held_copies():
         ones = torch.ones(1000, device=DEVICE)
@@ -221,7 +221,7 @@ def test_registered_memory_is_pinned() -> None:
 
 
 @on_simgpu
-def test_memory_runs_out_and_comes_back() -> None:
+def test_memory_limit_raises_until_memory_is_freed() -> None:
     before = simgpu.memory_allocated()
     with simgpu.memory_limit(before + 100_000):
         kept = torch.empty(20_000, device=DEVICE)
@@ -233,7 +233,7 @@ def test_memory_runs_out_and_comes_back() -> None:
 
 
 @on_simgpu
-def test_a_lost_device_raises_at_every_call() -> None:
+def test_lost_device_raises_in_every_call() -> None:
     x = torch.ones(3, device=DEVICE)
     event = simgpu.current_stream().record_event()
     with simgpu.lost_device():
@@ -252,7 +252,7 @@ def test_a_lost_device_raises_at_every_call() -> None:
 
 
 @on_simgpu
-def test_named_operators_give_other_last_bits() -> None:
+def test_altered_operators_differ_in_last_bits() -> None:
     x = torch.rand(900) + 1
     expected = x.exp()
     with simgpu.other_bits("exp", "mul"):
@@ -268,7 +268,7 @@ def test_named_operators_give_other_last_bits() -> None:
 
 
 @on_simgpu
-def test_tensors_of_two_devices_do_not_mix() -> None:
+def test_mixing_tensors_of_two_devices_raises() -> None:
     first, second = torch.ones(3, device=DEVICE), torch.ones(3, device=f"{DEVICE}:1")
     assert second.to(DEVICE).add(first).tolist() == [2, 2, 2]
     for other in (second, torch.ones(3)):
@@ -280,7 +280,7 @@ def test_tensors_of_two_devices_do_not_mix() -> None:
 
 
 @on_simgpu
-def test_each_device_draws_by_its_own_generator() -> None:
+def test_each_device_has_its_own_generator() -> None:
     torch.manual_seed(3)
     here = torch.rand(5)
     torch.manual_seed(3)
@@ -294,7 +294,7 @@ def test_each_device_draws_by_its_own_generator() -> None:
 
 
 @on_simgpu
-def test_a_host_that_reads_device_memory_dies() -> None:
+def test_host_read_of_device_memory_segfaults() -> None:
     place = torch.ones(3, device=DEVICE).data_ptr()
     child = os.fork()
     if child == 0:
@@ -306,7 +306,7 @@ def test_a_host_that_reads_device_memory_dies() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 @on_simgpu
-def test_a_forked_child_has_no_device() -> None:
+def test_forked_child_cannot_use_the_device() -> None:
     held = torch.ones(3, device=DEVICE)
     child = os.fork()
     if child == 0:
@@ -323,7 +323,7 @@ def test_a_forked_child_has_no_device() -> None:
 
 
 @on_simgpu
-def test_what_the_device_did_is_counted() -> None:
+def test_kernels_and_copies_are_counted() -> None:
     simgpu.reset_counts()
     with simgpu.operators() as names:
         x = torch.ones(256).pin_memory().to(DEVICE, non_blocking=True)

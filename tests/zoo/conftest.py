@@ -14,7 +14,7 @@ import torch.distributed as dist  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
-def no_process_group_is_left() -> Iterator[None]:
+def destroy_leftover_process_group() -> Iterator[None]:
     yield
     if dist.is_initialized():
         dist.destroy_process_group()

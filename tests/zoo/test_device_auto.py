@@ -80,7 +80,7 @@ def to_type(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to("simgpu", torch.float16)
 
 
-def by_method(tensor: torch.Tensor) -> torch.Tensor:
+def by_device_method(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.simgpu()  # type: ignore[attr-defined, no-any-return]
 
 
@@ -116,7 +116,7 @@ def on_a_side_stream(tensor: torch.Tensor) -> torch.Tensor:
 COPIES = [
     to_device,
     to_type,
-    by_method,
+    by_device_method,
     to_channels_last,
     to_another,
     pinned_first,
@@ -129,7 +129,7 @@ COPIES = [
 @pytest.mark.parametrize("copied", COPIES, ids=lambda copied: copied.__name__)
 @pytest.mark.parametrize("pin_memory", [False, True])
 @on_simgpu
-def test_what_the_program_copies_is_there_before(
+def test_copied_tensors_are_copied_ahead(
     copied: Callable[[torch.Tensor], torch.Tensor], pin_memory: bool
 ) -> None:
     expected, ours = loaders(pin_memory=pin_memory)
@@ -177,7 +177,7 @@ SOURCES: dict[str, tuple[dict[str, Any], Callable[[Any], Iterator[Any]]]] = {
 
 @pytest.mark.parametrize("source", SOURCES)
 @on_simgpu
-def test_it_holds_however_batches_are_made_and_taken(source: str) -> None:
+def test_copies_ahead_work_for_every_batch_source(source: str) -> None:
     options, read = SOURCES[source]
     _, ours = loaders(**options)
     batch_count = 0
@@ -192,7 +192,7 @@ def test_it_holds_however_batches_are_made_and_taken(source: str) -> None:
 
 
 @on_simgpu
-def test_what_is_copied_ahead_is_copied_once() -> None:
+def test_tensors_are_copied_only_once() -> None:
     expected, ours = loaders()
     simgpu.reset_counts()
     for batch in expected:
@@ -205,7 +205,7 @@ def test_what_is_copied_ahead_is_copied_once() -> None:
 
 
 @on_simgpu
-def test_numbers_out_of_range_become_what_they_become_with_torch() -> None:
+def test_out_of_range_casts_match_torch() -> None:
     expected, ours = loaders()
     for batch, plain in zip(ours, expected, strict=True):
         for form in ({}, {"non_blocking": True}):
@@ -216,7 +216,7 @@ def test_numbers_out_of_range_become_what_they_become_with_torch() -> None:
 
 
 @on_simgpu
-def test_an_offloaded_model_of_which_nothing_moves_costs_few_lazy_batches() -> None:
+def test_offload_with_nothing_to_move_makes_few_lazy_batches() -> None:
     """Each operator that is held back costs the trainer's CPU time, which a GPU waits for."""
     ours = penstock.DataLoader(Samples(), batch_size=BATCH, num_workers=2)
     model = penstock.offload(torch.nn.Linear(6, 2).to(DEVICE), ours, cut="none")
@@ -234,7 +234,7 @@ def test_an_offloaded_model_of_which_nothing_moves_costs_few_lazy_batches() -> N
 
 
 @on_simgpu
-def test_a_second_copy_and_writes_to_either_end_are_torchs() -> None:
+def test_second_copies_and_writes_match_torch() -> None:
     expected, ours = loaders()
     for batch, plain in zip(ours, expected, strict=True):
         for images in (batch["image"], plain["image"]):
@@ -249,7 +249,7 @@ def test_a_second_copy_and_writes_to_either_end_are_torchs() -> None:
 
 
 @on_simgpu
-def test_a_batch_that_the_program_writes_to_first_is_not_copied_ahead() -> None:
+def test_batch_written_before_its_copy_is_not_copied_ahead() -> None:
     _, ours = loaders()
     with ahead_copies() as count:
         for batch in ours:
@@ -258,7 +258,7 @@ def test_a_batch_that_the_program_writes_to_first_is_not_copied_ahead() -> None:
 
 
 @on_simgpu
-def test_batches_are_plain_tensors_once_they_are_read_otherwise() -> None:
+def test_tensors_read_but_never_copied_become_plain() -> None:
     _, ours = loaders()
     kinds = []
     for _ in range(2):
@@ -302,11 +302,11 @@ def moved_with_gradient(tensor: torch.Tensor) -> Any:
     return tensor.grad
 
 
-def of_dlpack(tensor: torch.Tensor) -> Any:
+def through_dlpack(tensor: torch.Tensor) -> Any:
     return torch.from_dlpack(tensor)
 
 
-def of_interface(tensor: torch.Tensor) -> Any:
+def through_array_interface(tensor: torch.Tensor) -> Any:
     return torch.as_tensor(np.asarray(tensor))
 
 
@@ -314,7 +314,7 @@ class Boxes(torch.Tensor):
     """A class of the program."""
 
 
-def of_another_class(tensor: torch.Tensor) -> Any:
+def as_subclass_of_program(tensor: torch.Tensor) -> Any:
     boxes = tensor.as_subclass(Boxes)
     assert type(boxes + 1) is Boxes
     boxes.fill_(3)
@@ -331,9 +331,9 @@ USES: list[Callable[[torch.Tensor], Any]] = [
     unpickled,
     as_parameter,
     moved_with_gradient,
-    of_dlpack,
-    of_interface,
-    of_another_class,
+    through_dlpack,
+    through_array_interface,
+    as_subclass_of_program,
     compiled,
     copy.copy,
     copy.deepcopy,
@@ -367,7 +367,7 @@ def flat(value: Any) -> Any:
 
 
 @on_simgpu
-def test_whatever_else_a_program_does_with_a_tensor_gives_what_torch_gives() -> None:
+def test_other_uses_of_batch_tensors_match_torch() -> None:
     expected, ours = loaders(num_workers=1)
     for use in USES:
         batch, plain = next(iter(ours)), next(iter(expected))
@@ -434,7 +434,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 @on_simgpu
-def test_batches_of_odd_containers_are_moved_as_with_torch() -> None:
+def test_unusual_batch_containers_move_as_with_torch() -> None:
     expected, ours = loaders(collate_fn=nested)
     with ahead_copies() as count:
         for batch, plain in zip(ours, expected, strict=True):
@@ -449,7 +449,7 @@ def test_batches_of_odd_containers_are_moved_as_with_torch() -> None:
 
 
 @on_simgpu
-def test_batches_that_are_kept_over_epochs_keep_their_values_and_no_memory_of_the_device() -> None:
+def test_kept_batches_keep_values_but_no_device_memory() -> None:
     expected, ours = loaders()
     epochs = 12
     plain = [batch for _ in range(epochs) for batch in expected]
@@ -471,7 +471,7 @@ def test_batches_that_are_kept_over_epochs_keep_their_values_and_no_memory_of_th
 
 @pytest.mark.parametrize("when", ["never", "later"])
 @on_simgpu
-def test_the_option_can_be_assigned(when: str) -> None:
+def test_device_option_can_be_assigned(when: str) -> None:
     options = {"batch_size": BATCH, "num_workers": 1, "persistent_workers": True}
     loader = penstock.DataLoader(Samples(), device=None if when == "later" else "auto", **options)
     first = next(iter(loader))
@@ -483,7 +483,7 @@ def test_the_option_can_be_assigned(when: str) -> None:
 
 
 @on_simgpu
-def test_batches_that_the_program_makes_itself_are_plain() -> None:
+def test_in_process_batches_are_plain() -> None:
     expected, ours = loaders(num_workers=0)
     for batch, plain in zip(ours, expected, strict=True):
         assert type(batch["image"]) is torch.Tensor
@@ -491,7 +491,7 @@ def test_batches_that_the_program_makes_itself_are_plain() -> None:
 
 
 @on_simgpu
-def test_another_device_than_before_gets_the_right_values() -> None:
+def test_changing_the_target_device_gives_right_values() -> None:
     expected, ours = loaders()
     for step, (batch, plain) in enumerate(zip(ours, expected, strict=True)):
         device = f"simgpu:{step // 4 % 2}"
@@ -499,7 +499,7 @@ def test_another_device_than_before_gets_the_right_values() -> None:
 
 
 @on_simgpu
-def test_a_device_without_room_and_one_that_is_lost_are_the_programs_own_errors() -> None:
+def test_full_or_lost_device_raises_in_the_program() -> None:
     _, ours = loaders()
     batches = iter(ours)
     for _ in range(8):
@@ -515,12 +515,12 @@ def test_a_device_without_room_and_one_that_is_lost_are_the_programs_own_errors(
             next(batches)["image"].to(DEVICE)
 
 
-def test_a_program_without_a_device_gets_plain_tensors() -> None:
+def test_program_without_a_device_gets_plain_tensors() -> None:
     loader = penstock.DataLoader(Samples(), batch_size=BATCH, num_workers=1, device="auto")
     assert all(type(batch["image"]) is torch.Tensor for batch in loader)
 
 
-def test_a_datapipe_is_not_followed() -> None:
+def test_device_auto_rejects_datapipes() -> None:
     from torch.utils.data.datapipes.iter import IterableWrapper
 
     with pytest.raises(ValueError, match="device is 'auto' but the dataset is a datapipe"):

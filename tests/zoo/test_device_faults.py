@@ -102,9 +102,7 @@ def written_before(model: nn.Module, images: torch.Tensor, labels: torch.Tensor)
     "step", [moved, prepared, written_at_once, written_on_device, written_before]
 )
 @on_simgpu
-def test_a_program_that_writes_to_either_end_of_a_copy_trains_as_with_torch(
-    step: Step, cut: str
-) -> None:
+def test_writes_to_either_side_of_a_copy_match_torch(step: Step, cut: str) -> None:
     simgpu.set_copy_delay(0.01)
     try:
         assert losses(step, cut) == losses(step, "torch")
@@ -114,14 +112,14 @@ def test_a_program_that_writes_to_either_end_of_a_copy_trains_as_with_torch(
 
 @pytest.mark.parametrize("cut", ["auto", "maximal"])
 @on_simgpu
-def test_copies_that_nobody_waits_for_change_nothing(cut: str) -> None:
+def test_held_copies_match_torch(cut: str) -> None:
     with simgpu.held_copies():
         ours = losses(moved, cut)
     assert ours == losses(moved, "torch")
 
 
 @on_simgpu
-def test_what_a_program_copies_is_copied_ahead_once() -> None:
+def test_program_copies_are_made_ahead_once() -> None:
     def by_epoch(way: str, epochs: int) -> list[tuple[int, int]]:
         """The bytes to the device of each epoch but the first and last, and its late copies."""
         begun: list[tuple[int, int]] = []
@@ -150,7 +148,7 @@ def test_what_a_program_copies_is_copied_ahead_once() -> None:
 
 
 @on_simgpu
-def test_a_device_without_room_for_copies_ahead_still_trains() -> None:
+def test_training_works_without_memory_for_copies_ahead() -> None:
     expected = losses(moved, "torch")
     simgpu.empty_cache()
     # Room for the model and one batch, but not for the batches that arrive meanwhile.
@@ -159,7 +157,7 @@ def test_a_device_without_room_for_copies_ahead_still_trains() -> None:
 
 
 @on_simgpu
-def test_a_device_that_is_lost_is_the_programs_own_error() -> None:
+def test_lost_device_raises_in_the_program() -> None:
     seen = 0
 
     def step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -176,7 +174,7 @@ def test_a_device_that_is_lost_is_the_programs_own_error() -> None:
 
 
 @on_simgpu
-def test_a_program_may_go_to_another_device_than_before() -> None:
+def test_use_of_another_device_matches_torch() -> None:
     def other(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         there = images.to("simgpu:1")
         assert there.device == torch.device("simgpu:1")
@@ -187,7 +185,7 @@ def test_a_program_may_go_to_another_device_than_before() -> None:
 
 
 @on_simgpu
-def test_batches_that_are_kept_over_epochs_keep_their_values() -> None:
+def test_batches_kept_over_epochs_keep_their_values() -> None:
     kept: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def keeping(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -209,7 +207,7 @@ class Dropping(Convolutions):
 
 
 @on_simgpu
-def test_numbers_drawn_on_the_device_are_those_of_torch() -> None:
+def test_device_random_draws_match_torch() -> None:
     """Where a graph is compared with the forward, the device's generator is restored."""
 
     def draws(way: str) -> list[float]:
@@ -260,14 +258,14 @@ def spread_with_the_batch(
 @pytest.mark.parametrize("cut", ["auto", "maximal"])
 @pytest.mark.parametrize("step", [spread, spread_with_the_batch])
 @on_simgpu
-def test_a_model_on_two_devices_trains_as_with_torch(step: Step, cut: str) -> None:
+def test_model_on_two_devices_matches_torch(step: Step, cut: str) -> None:
     ours = losses(step, cut, make_model=OnTwoDevices, moves="_to_copy float mul")
     assert ours == losses(step, "torch", make_model=OnTwoDevices)
 
 
 @pytest.mark.parametrize("cut", ["auto", "maximal"])
 @on_simgpu
-def test_a_program_that_moves_its_model_elsewhere_in_mid_epoch_trains_as_with_torch(
+def test_model_moved_to_another_device_mid_epoch_matches_torch(
     cut: str,
 ) -> None:
     """Tensors that were planned and copied ahead for one device are wanted on the other."""
@@ -305,7 +303,7 @@ def on_a_stream_that_ends(
 
 @pytest.mark.parametrize("cut", ["auto", "maximal"])
 @on_simgpu
-def test_a_stream_that_the_program_drops_takes_no_copy_with_it(cut: str) -> None:
+def test_copies_survive_a_deleted_stream(cut: str) -> None:
     with simgpu.held_copies():
         ours = losses(on_a_stream_that_ends, cut, moves="_to_copy flip mul")
     assert ours == losses(on_a_stream_that_ends, "torch")
@@ -330,7 +328,7 @@ def changing_autocast() -> Step:
 
 @pytest.mark.parametrize("cut", ["auto", "maximal"])
 @on_simgpu
-def test_autocast_that_changes_between_calls_is_that_of_each_call(cut: str) -> None:
+def test_changing_autocast_around_preparation_matches_torch(cut: str) -> None:
     ours = losses(changing_autocast(), cut, moves="_to_copy")
     assert ours == losses(changing_autocast(), "torch")
 
@@ -358,7 +356,7 @@ def under_changing_autocast() -> Step:
 
 @pytest.mark.parametrize("cut", ["auto", "maximal"])
 @on_simgpu
-def test_a_model_under_autocast_that_changes_prepares_as_each_call_says(cut: str) -> None:
+def test_changing_autocast_around_model_matches_torch(cut: str) -> None:
     ours = losses(under_changing_autocast(), cut, make_model=Scaling, moves="_to_copy float")
     assert ours == losses(under_changing_autocast(), "torch", make_model=Scaling)
 
@@ -395,7 +393,7 @@ def outcome_in_child(images: torch.Tensor, expected: torch.Tensor) -> int:
 
 @pytest.mark.parametrize("cut", ["auto", "maximal", "none"])
 @on_simgpu
-def test_a_child_forked_after_the_device_was_used_is_refused_it_as_by_torch(cut: str) -> None:
+def test_forked_child_is_denied_the_device_as_by_torch(cut: str) -> None:
     theirs: list[int] = []
     expected = losses(forking(theirs), "torch")
     assert theirs == [0, 0]
@@ -448,7 +446,7 @@ NO_GPU = """
 """
 
 
-def test_a_program_without_visible_gpus_has_torchs_error_or_trains_on_the_cpu() -> None:
+def test_program_without_gpus_trains_on_cpu_or_raises_as_torch() -> None:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(NO_GPU)],
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
@@ -460,7 +458,7 @@ def test_a_program_without_visible_gpus_has_torchs_error_or_trains_on_the_cpu() 
 
 
 @on_simgpu
-def test_device_clock_measures_what_the_host_does_not_wait_for() -> None:
+def test_device_clock_measures_asynchronous_copies() -> None:
     """Times were measured on the device only for CUDA devices."""
     source = torch.ones(8).pin_memory()
     clock = TrainerClock(torch.device("simgpu:0"))

@@ -210,7 +210,7 @@ class Classifier(nn.Module):
         return {"loss": F.cross_entropy(logits, labels), "logits": logits}
 
 
-def with_the_trainer(way: str) -> Outcome:
+def with_transformers_trainer(way: str) -> Outcome:
     import transformers
 
     class Trainer(transformers.Trainer):
@@ -254,7 +254,7 @@ def process_group() -> Iterator[None]:
 
 
 @contextmanager
-def group_of_the_device() -> Iterator[None]:
+def device_process_group() -> Iterator[None]:
     """No backend knows the device. This one is of a single process, for which collectives are
     no-ops."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -318,7 +318,7 @@ def with_ddp_on_the_device(way: str) -> Outcome:
         wrapped.require_backward_grad_sync = False  # as no_sync() does: there is only one rank
         return wrapped
 
-    return wrapped_training(way, wrap, group_of_the_device, DEVICE)
+    return wrapped_training(way, wrap, device_process_group, DEVICE)
 
 
 def with_fsdp(way: str) -> Outcome:
@@ -343,14 +343,14 @@ AFTER_COPY = {"_to_copy", "float", "truediv", "sub"}
         (with_lightning, AFTER_COPY, "lightning"),
         (with_fabric, AFTER_COPY, "lightning"),
         (with_accelerate, AFTER_COPY, "accelerate"),
-        (with_the_trainer, AFTER_COPY, "transformers"),
+        (with_transformers_trainer, AFTER_COPY, "transformers"),
         (with_ddp, {"flip"}, "torch"),
         (with_ddp_on_the_device, {"flip", "_to_copy", "sub"}, "torch"),
         (with_fsdp, {"flip"}, "torch"),
     ],
 )
 @on_simgpu
-def test_frameworks_train_as_with_torchs_loader(
+def test_framework_losses_match_torch_loader(
     train: Callable[[str], Outcome], moved: set[str], package: str, cut: str
 ) -> None:
     pytest.importorskip(package)

@@ -66,7 +66,7 @@ def plain_step(model: Any, batch: dict[str, Any], number: int) -> torch.Tensor:
     return F.cross_entropy(model(images), labels)
 
 
-def now_and_then(model: Any, batch: dict[str, Any], number: int) -> torch.Tensor:
+def reading_now_and_then(model: Any, batch: dict[str, Any], number: int) -> torch.Tensor:
     loss = plain_step(model, batch, number)
     if number % 35 == 34:
         image = batch["image"].to(DEVICE)
@@ -88,7 +88,7 @@ def on_a_side_stream(model: Any, batch: dict[str, Any], number: int) -> torch.Te
     for tensor in batch.values():
         if tensor.device.type == "simgpu":
             tensor.record_stream(simgpu.current_stream())
-    return now_and_then(model, batch, number)
+    return reading_now_and_then(model, batch, number)
 
 
 def train(
@@ -138,7 +138,7 @@ def trained_by(
 
 
 @pytest.mark.parametrize("device", [DEVICE, None], ids=["device=", "moved by the loop"])
-def test_leaves_that_nobody_reads_reach_neither_the_trainer_nor_its_device(
+def test_unread_leaves_are_not_sent_or_copied_to_device(
     pool: PoolProcesses, device: str | None
 ) -> None:
     pool.start_worker()
@@ -152,8 +152,8 @@ def test_leaves_that_nobody_reads_reach_neither_the_trainer_nor_its_device(
 
 
 @pytest.mark.parametrize("device", [DEVICE, None], ids=["device=", "moved by the loop"])
-@pytest.mark.parametrize("step", [now_and_then, written, on_a_side_stream])
-def test_a_leaf_that_is_read_now_and_then_is_right_on_the_device(
+@pytest.mark.parametrize("step", [reading_now_and_then, written, on_a_side_stream])
+def test_rarely_read_leaf_is_right_on_the_device(
     pool: PoolProcesses, step: Step, device: str | None
 ) -> None:
     pool.start_worker()
@@ -164,11 +164,11 @@ def test_a_leaf_that_is_read_now_and_then_is_right_on_the_device(
 
 
 @pytest.mark.parametrize("device", [DEVICE, None], ids=["device=", "moved by the loop"])
-def test_leaves_of_a_compiled_model_reach_neither_the_trainer_nor_its_device(
+def test_unread_leaves_of_compiled_model_are_not_sent(
     pool: PoolProcesses, device: str | None
 ) -> None:
     pool.start_worker()
-    plain, offloaded = trained_by(pool, now_and_then, "aot_eager", device=device)
+    plain, offloaded = trained_by(pool, reading_now_and_then, "aot_eager", device=device)
     assert offloaded.losses == plain.losses
     assert offloaded.recalled_batches == 1
     assert offloaded.withheld_bytes > BATCHES * (IMAGE_BYTES + MASK_BYTES)

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 DEVICE = "simgpu:0"
 
 
-def dear_and_cheap(images: torch.Tensor) -> torch.Tensor:
+def many_cheap_calls(images: torch.Tensor) -> torch.Tensor:
     x = images.float()
     for _ in range(6):
         x = x * 2 - x
@@ -44,8 +44,8 @@ def planned(prepare: Any, cut: Any) -> Plan:
 
 
 @on_simgpu
-def test_calls_on_a_device_have_its_times_and_its_name() -> None:
-    plan = planned(dear_and_cheap, cut="none")
+def test_device_calls_have_device_times_and_name() -> None:
+    plan = planned(many_cheap_calls, cut="none")
     calls = {call.operator.partition(" at ")[0]: call for call in plan.kept}
     for name in ("float", "mul", "sub", "flip"):
         assert calls[name].device == DEVICE, calls[name]
@@ -58,7 +58,7 @@ def test_calls_on_a_device_have_its_times_and_its_name() -> None:
 
 
 @on_simgpu
-def test_timing_on_a_device_draws_no_number() -> None:
+def test_device_timing_does_not_advance_the_generator() -> None:
     def noisy(images: torch.Tensor) -> torch.Tensor:
         x = images.float()
         return x + torch.rand_like(x) * 0.5
@@ -79,20 +79,20 @@ def test_timing_on_a_device_draws_no_number() -> None:
 
 def planned_without_room() -> tuple[float, str | None, float | None]:
     with simgpu.memory_limit(1 << 21):  # enough for the training, but not for the timed copy
-        plan = planned(dear_and_cheap, cut="none")
+        plan = planned(many_cheap_calls, cut="none")
     calls = {call.operator.partition(" at ")[0]: call for call in plan.kept}
     return calls["mul"].trainer_s, calls["mul"].device, plan.copy_bytes_per_s
 
 
-def test_a_device_without_room_for_the_timed_copy_has_no_rate_of_copies() -> None:
+def test_copy_rate_is_unknown_without_memory_for_timed_copy() -> None:
     trainer_s, device, copy_bytes_per_s = run_on_new_simgpu(planned_without_room)
     assert trainer_s > 0 and device == DEVICE
     assert copy_bytes_per_s is None
 
 
 @on_simgpu
-def test_explain_has_the_devices_times() -> None:
-    model = Convolutions(dear_and_cheap).to(DEVICE)
+def test_explain_shows_device_times() -> None:
+    model = Convolutions(many_cheap_calls).to(DEVICE)
     images = torch.stack([Images()[place][0] for place in range(BATCH)])
     plan = penstock.explain(model, images.to(DEVICE))
     assert {call.device for call in (*plan.moved, *plan.kept) if call.trainer_s} == {DEVICE}
@@ -131,7 +131,7 @@ for _ in range(50):
 """
 
 
-def test_the_doctor_names_the_calls_of_a_device(tmp_path: Path) -> None:
+def test_doctor_lists_device_calls(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     paths = [str(Path(__file__).parent), *filter(None, sys.path)]
     path.write_text(PROGRAM.format(paths=paths, device=DEVICE))

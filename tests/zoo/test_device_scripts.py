@@ -86,7 +86,7 @@ def moved(loader: Any) -> set[str]:
     ],
 )
 @on_simgpu
-def test_scripted_module_on_a_device_trains_as_without_a_cut(make: Any, moves: set[str]) -> None:
+def test_cut_script_module_on_device_matches_uncut(make: Any, moves: set[str]) -> None:
     expected, _ = trained(make, "torch")
     losses, loader = trained(make, "maximal")
     assert losses == expected
@@ -102,7 +102,7 @@ def test_calls_with_other_bits_on_the_device_stay() -> None:
 
 
 @on_simgpu
-def test_a_copy_of_which_nothing_follows_stays() -> None:
+def test_copy_without_movable_calls_stays() -> None:
     expected, _ = trained(OnlyCopies, "torch")
     losses, loader = trained(OnlyCopies, "maximal")
     assert losses == expected

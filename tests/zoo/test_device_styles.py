@@ -63,7 +63,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @each_style
-def test_training_with_the_import_swapped_is_torchs(style: Style) -> None:
+def test_training_with_swapped_import_matches_torch(style: Style) -> None:
     prepare(style)
     expected, ours = trained(style.name, "torch"), trained(style.name, "swapped")
     assert (ours.losses, ours.parameters) == (expected.losses, expected.parameters)
@@ -71,7 +71,7 @@ def test_training_with_the_import_swapped_is_torchs(style: Style) -> None:
 
 
 @each_style
-def test_training_with_device_auto_is_torchs(style: Style) -> None:
+def test_training_with_device_auto_matches_torch(style: Style) -> None:
     prepare(style)
     expected, ours = trained(style.name, "torch"), trained(style.name, "followed")
     assert (ours.losses, ours.parameters) == (expected.losses, expected.parameters)
@@ -98,7 +98,7 @@ def combinations() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("style", "combination", "cut"), [*combinations()])
-def test_training_with_a_cut_is_torchs(
+def test_training_with_a_cut_matches_torch(
     style: Style, combination: Combination, cut: str, request: pytest.FixtureRequest
 ) -> None:
     prepare(style)
@@ -112,7 +112,7 @@ def test_training_with_a_cut_is_torchs(
 
 
 @pytest.mark.parametrize("name", ["image moved, model prepares", "wave prepared in the loop"])
-def test_an_operator_with_other_bits_on_the_device_changes_nothing(name: str) -> None:
+def test_operator_with_other_bits_on_device_matches_torch(name: str) -> None:
     """Otherwise a worker has computed operations that give other bits on the device."""
     differing = ("div", "sub", "log", "_upsample_bilinear2d_aa")
     expected = trained(name, "torch", differing)
@@ -120,12 +120,12 @@ def test_an_operator_with_other_bits_on_the_device_changes_nothing(name: str) ->
     assert (ours.losses, ours.parameters) == (expected.losses, expected.parameters)
 
 
-def test_the_device_can_have_other_bits() -> None:
+def test_simulated_device_can_have_other_bits() -> None:
     name = "image moved, model prepares"
     assert trained(name, "torch").losses != trained(name, "torch", ("div",)).losses
 
 
-def test_what_these_programs_prepare_moves_where_the_device_is_the_cpu() -> None:
+def test_preparation_moves_if_the_device_is_the_cpu() -> None:
     """Otherwise no style could ever be cut."""
     ours = trained("image moved, model prepares", "maximal", device="cpu")
     assert {"float", "truediv", "sub", "interpolate"} <= ours.moved[0], ours

@@ -94,7 +94,7 @@ class Trained:
 
 
 @on_simgpu
-def test_without_a_tolerance_a_call_with_other_bits_stays_and_the_plan_says_why() -> None:
+def test_call_with_other_bits_stays_without_a_tolerance() -> None:
     with simgpu.other_bits("exp"):
         ours, theirs = Trained(curved, "maximal"), Trained(curved, "torch")
         assert ours.epoch() + ours.epoch() == theirs.epoch() + theirs.epoch()
@@ -107,7 +107,7 @@ def test_without_a_tolerance_a_call_with_other_bits_stays_and_the_plan_says_why(
 
 @pytest.mark.parametrize("tolerance", [1, 2e-7])
 @on_simgpu
-def test_a_call_within_the_tolerance_moves_and_the_plan_shows_how_far_it_is(
+def test_call_within_tolerance_moves_and_shows_its_difference(
     tolerance: float,
 ) -> None:
     with simgpu.other_bits("exp"), warnings() as said:
@@ -134,7 +134,7 @@ def test_a_call_within_the_tolerance_moves_and_the_plan_shows_how_far_it_is(
 
 
 @on_simgpu
-def test_where_the_bits_are_equal_after_all_training_is_torchs() -> None:
+def test_tolerance_with_equal_bits_matches_torch() -> None:
     ours, theirs = Trained(curved, "maximal", cut_tolerance=1), Trained(curved, "torch")
     assert ours.epoch() + ours.epoch() == theirs.epoch() + theirs.epoch()
     assert "exp" in ours.moved()
@@ -142,7 +142,7 @@ def test_where_the_bits_are_equal_after_all_training_is_torchs() -> None:
 
 
 @on_simgpu
-def test_a_call_beyond_the_tolerance_on_the_batch_of_the_plan_stays() -> None:
+def test_call_beyond_the_tolerance_at_planning_stays() -> None:
     with simgpu.other_bits("exp"), warnings() as said:
         ours = Trained(curved_twice, "maximal", cut_tolerance=1)
         theirs = Trained(curved_twice, "torch")
@@ -154,7 +154,7 @@ def test_a_call_beyond_the_tolerance_on_the_batch_of_the_plan_stays() -> None:
 
 @pytest.mark.parametrize("verify_every", [1, 3])
 @on_simgpu
-def test_a_difference_beyond_the_tolerance_takes_the_calls_back_with_a_warning(
+def test_later_difference_beyond_tolerance_returns_calls(
     verify_every: int,
 ) -> None:
     """From then on the losses are the losses of the model as it is then, without penstock."""
@@ -181,14 +181,14 @@ def test_a_difference_beyond_the_tolerance_takes_the_calls_back_with_a_warning(
 
 
 @on_simgpu
-def test_an_operator_that_makes_a_step_of_a_small_difference_stays() -> None:
+def test_operator_that_amplifies_small_differences_stays() -> None:
     ours, theirs = Trained(floored, "maximal", cut_tolerance=1), Trained(floored, "torch")
     assert ours.epoch() + ours.epoch() == theirs.epoch() + theirs.epoch()
     assert "exp" in ours.moved() and "floor" not in ours.moved()
 
 
 @on_simgpu
-def test_the_cheapest_cut_keeps_within_the_tolerance_too() -> None:
+def test_auto_cut_respects_the_tolerance() -> None:
     with simgpu.other_bits("exp"), warnings() as said:
         ours, theirs = Trained(curved, "auto", cut_tolerance=4), Trained(curved, "torch")
         losses, expected = ours.epoch() + ours.epoch(), theirs.epoch() + theirs.epoch()
@@ -206,7 +206,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield f"{opened.endpoint} {opened.environment['XDG_RUNTIME_DIR']}"
 
 
-def test_a_pools_workers_compute_within_the_tolerance(pool: str) -> None:
+def test_pool_workers_compute_within_the_tolerance(pool: str) -> None:
     name, differing = "image moved, model prepares", ("_upsample_bilinear2d_aa",)
     expected = run_on_simgpu(run, name, "torch", "simgpu", differing)
     served = Combination(place="pool")
@@ -225,7 +225,7 @@ def test_a_pools_workers_compute_within_the_tolerance(pool: str) -> None:
         ("wave moved, model prepares", "stft", 1e-5),
     ],
 )
-def test_programs_move_what_differs_within_the_tolerance(
+def test_differing_operators_move_within_the_tolerance(
     name: str, moved: str, tolerance: float
 ) -> None:
     differing = ("_upsample_bilinear2d_aa", "_fft_r2c", "log")

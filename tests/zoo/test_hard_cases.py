@@ -94,7 +94,7 @@ unseen = pytest.mark.xfail(
     ],
     ids=lambda value: value.__name__,
 )
-def test_writes_past_the_version_counter_are_noticed(
+def test_writes_bypassing_version_counter_match_eager(
     make_model: Callable[[], nn.Module], write: Callable[[Any, torch.Tensor], None]
 ) -> None:
     """Training continued with features of the old values, without any message."""
@@ -125,7 +125,7 @@ def counting(module: nn.Module, inputs: Any, result: Any) -> None:
 
 
 @pytest.mark.parametrize("hook", [printing, checking, counting])
-def test_hooks_on_the_model_itself_may_be_any_python(hook: Callable[..., None]) -> None:
+def test_hooks_on_the_model_may_run_any_python(hook: Callable[..., None]) -> None:
     """Training ended with an error from Dynamo, in the first step or in the ninth."""
     pool = InProcessPool([])
     model, reference = offload(fresh(Rows), pool, cut="maximal"), fresh(Rows)
@@ -138,7 +138,7 @@ def test_hooks_on_the_model_itself_may_be_any_python(hook: Callable[..., None]) 
     assert len(model.calls) == len(reference.calls)
 
 
-def test_a_root_of_torch_nn_has_a_plan_or_a_reason() -> None:
+def test_root_module_of_torch_nn_gets_a_plan() -> None:
     """`loader.plan` stayed None for good, and no warning was logged."""
     pool = InProcessPool([])
     model = offload(nn.Sequential(nn.Hardtanh(), nn.Linear(20, 2)), pool, cut="maximal")

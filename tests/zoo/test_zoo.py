@@ -14,7 +14,7 @@ from zoo_calls import CALLS
 from zoo_control_flow import CONTROL_FLOW
 from zoo_features import FEATURES
 from zoo_models import ZOO
-from zoo_runs import differences, is_spoiled_by_its_worker, with_cut, without_cut
+from zoo_runs import differences, is_affected_by_wrong_worker, with_cut, without_cut
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_one_thread")]
 
@@ -38,8 +38,8 @@ def each(cases: list[Case]) -> pytest.MarkDecorator:
 @pytest.mark.sampled(7)
 @pytest.mark.long("faster_rcnn", "hf_bert", "hf_t5", "hf_vit", "hf_wav2vec2", "retina_net")
 @each(ZOO)
-def test_a_life_with_the_maximal_cut_is_the_life_without(case: Case) -> None:
-    skip_without_its_package(case)
+def test_maximal_cut_matches_uncut_training(case: Case) -> None:
+    skip_if_package_missing(case)
     life, plan, shipped_count = with_cut(case, "maximal")
     assert differences(life, without_cut(case)) == []
     assert bool(plan and plan.moved) == bool(shipped_count) == case.moves
@@ -57,29 +57,29 @@ def test_a_life_with_the_maximal_cut_is_the_life_without(case: Case) -> None:
         if case.moves
     ],
 )
-def test_what_workers_send_is_what_the_trainer_uses(case: Case) -> None:
+def test_trainer_uses_the_results_of_workers(case: Case) -> None:
     """Otherwise the lives could be the same just because the whole model ran."""
-    skip_without_its_package(case)
-    assert is_spoiled_by_its_worker(case)
+    skip_if_package_missing(case)
+    assert is_affected_by_wrong_worker(case)
 
 
 @pytest.mark.sampled(5)
 @pytest.mark.long("faster_rcnn", "hf_t5", "hf_wav2vec2", "retina_net")
 @each([case for case in ZOO if case.name not in LONG])
-def test_training_with_a_cut_by_price_is_training_without(case: Case) -> None:
-    skip_without_its_package(case)
+def test_auto_cut_matches_uncut_training(case: Case) -> None:
+    skip_if_package_missing(case)
     life, _, _ = with_cut(case, "auto", is_whole=False)
     assert life.trained == without_cut(case).trained
 
 
 @pytest.mark.sampled(10)
 @each([*CONTROL_FLOW, *CALLS, *FEATURES])
-def test_training_without_a_cut_through_dynamo_is_training_without(case: Case) -> None:
+def test_dynamo_without_a_cut_matches_plain_training(case: Case) -> None:
     life, plan, shipped_count = with_cut(case, "none", is_whole=False)
     assert life.trained == without_cut(case).trained
     assert not shipped_count and not (plan and plan.moved)
 
 
-def skip_without_its_package(case: Case) -> Any:
+def skip_if_package_missing(case: Case) -> Any:
     if case.package:
         pytest.importorskip(case.package, reason=f"needs {case.package}; see tests/zoo/README.md")

@@ -62,7 +62,7 @@ class SelectsRows(Rows):
         return self.net(x - kept.mean(0))
 
 
-class FlipsByPythonsDice(Rows):
+class FlipsByPythonRandom(Rows):
     """Python's generator decides, one draw per call."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -166,7 +166,7 @@ CONTROL_FLOW = [
     ),
     Case(
         "python_random",
-        FlipsByPythonsDice,
+        FlipsByPythonRandom,
         rows,
         first_argument,
         True,

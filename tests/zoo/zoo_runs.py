@@ -29,7 +29,7 @@ HOOKED = 2
 
 
 @dataclass
-class Life:
+class ModelRun:
     """All that is visible of one model's life from outside. A plan is no part of it."""
 
     trained: list[bytes]
@@ -40,10 +40,10 @@ class Life:
     reloaded: list[bytes] | None = None  # None: this model cannot be saved whole
 
 
-def differences(life: Life, expected: Life) -> list[str]:
+def differences(life: ModelRun, expected: ModelRun) -> list[str]:
     """In which parts two lives differ, and where first. Parts that one did not live count too."""
     found: list[str] = []
-    for part in dataclasses.fields(Life):
+    for part in dataclasses.fields(ModelRun):
         ours, theirs = getattr(life, part.name), getattr(expected, part.name)
         if ours == theirs:
             continue
@@ -60,33 +60,33 @@ def differences(life: Life, expected: Life) -> list[str]:
 
 
 @functools.cache
-def without_cut(case: Case) -> Life:
+def without_cut(case: Case) -> ModelRun:
     """The life of a model without offloading; it is run once and remembered."""
     model, batches = fresh(case.make_model), InProcessPool(batches_of(case))
-    life = Life(train(model, batches, case.loss))
-    live_on(case, model, batches, life)
+    life = ModelRun(train(model, batches, case.loss))
+    finish_run(case, model, batches, life)
     return life
 
 
-class CutLife(NamedTuple):
-    life: Life
+class CutRun(NamedTuple):
+    life: ModelRun
     plan: Plan | None  # at the end of training
     shipped_count: int  # boundary tensors made for training
 
 
-def with_cut(case: Case, cut: Any, *, is_whole: bool = True) -> CutLife:
+def with_cut(case: Case, cut: Any, *, is_whole: bool = True) -> CutRun:
     """The same life with `cut`; if not `is_whole`, no more of it than training."""
     pool = InProcessPool(batches_of(case))
     model = offload(fresh(case.make_model), pool, cut=cut)
-    life = Life(train(model, pool, case.loss))
-    trained = CutLife(life, pool.plan, pool.shipped_count)
+    life = ModelRun(train(model, pool, case.loss))
+    trained = CutRun(life, pool.plan, pool.shipped_count)
     if is_whole:
-        live_on(case, model, pool, life)
+        finish_run(case, model, pool, life)
     detach(model)
     return trained
 
 
-def is_spoiled_by_its_worker(case: Case) -> bool:
+def is_affected_by_wrong_worker(case: Case) -> bool:
     """Whether there is any effect when the worker is wrong after its first batch was compared:
     another training, an error, or detection of the worker."""
     pool = InProcessPool(batches_of(case))
@@ -106,7 +106,7 @@ def is_spoiled_by_its_worker(case: Case) -> bool:
     return is_found_out or trained != without_cut(case).trained
 
 
-def live_on(case: Case, model: nn.Module, batches: InProcessPool, life: Life) -> None:
+def finish_run(case: Case, model: nn.Module, batches: InProcessPool, life: ModelRun) -> None:
     """The actions after training: evaluates, trains on under hooks, saves and loads."""
     has_modes = try_mode(model, False)
     life.evaluated = evaluate(case, model, batches)

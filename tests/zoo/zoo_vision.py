@@ -37,7 +37,7 @@ class AugmentsInForward(NormalizedResNet):
         return self.head(F.relu(self.norm1(self.stem(self.normalize(x)))).mean((2, 3)))
 
 
-class HasItsPreset(NormalizedResNet):
+class UsesItsPreset(NormalizedResNet):
     """The preprocessing that torchvision ships with its weights, in front of the network."""
 
     def __init__(self) -> None:
@@ -197,7 +197,7 @@ VISION = [
     ),
     Case(
         "v2_preset",
-        HasItsPreset,
+        UsesItsPreset,
         images,
         first_argument,
         True,

@@ -56,7 +56,7 @@ class Rounded(torch.autograd.Function):
         return gradient
 
 
-class HasAFunctionOfItsOwn(Rows):
+class UsesAnAutogradFunction(Rows):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.net(Rounded.apply(x * 2.0))
 
@@ -187,7 +187,7 @@ WRAPPINGS = [
     ),
     Case(
         "own_function",
-        HasAFunctionOfItsOwn,
+        UsesAnAutogradFunction,
         rows,
         first_argument,
         True,

@@ -48,7 +48,7 @@ InputKind = Literal["leaf", "const", "state", "int", "made"]
 # Optimizers give different bits under Dynamo than under Python.
 OPTIMIZER_FILES = os.sep + os.path.join("torch", "optim", "")
 # After these calls, Dynamo still uses the tensor's former metadata: if the program then reads a
-# shape, it gets the old one (torch 2.11; test_random_finds.py has programs that show it).
+# shape, it gets the old one (torch 2.11; test_random_model_regressions.py has programs that show it).
 STALE_SHAPES = frozenset(
     {"as_strided_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_"}
 )

@@ -105,13 +105,13 @@ def check_stream(links: Links, dataset: Any, **options: Any) -> None:
     assert loader.stats().iterator == "pool"
 
 
-def test_a_slow_link(links: Links) -> None:
+def test_slow_connection_delivers_the_stream(links: Links) -> None:
     links.to_pieces.limit(bytes_per_s=2e6)
     check_stream(links, Augmented(24, LARGE), shuffle=True)
 
 
 @pytest.mark.long
-def test_batches_larger_than_a_slow_link_carries_in_a_lease(links: Links) -> None:
+def test_large_batches_cross_a_slow_connection(links: Links) -> None:
     links.to_pieces.limit(bytes_per_s=2e6)
     check_stream(links, Augmented(8, 20 * LARGE // 4))
 
@@ -128,12 +128,12 @@ class Holding(Augmented):
 
 
 @pytest.mark.long
-def test_a_job_larger_than_a_slow_link_carries_in_a_lease(links: Links) -> None:
+def test_large_job_crosses_a_slow_connection(links: Links) -> None:
     links.to_worker.limit(bytes_per_s=2e6)
     check_stream(links, Holding(8, 8_000_000))
 
 
-def test_a_link_that_delivers_byte_by_byte(links: Links) -> None:
+def test_byte_by_byte_connection_delivers_the_stream(links: Links) -> None:
     check_stream(links, Augmented(80, SMALL))  # the worker has the job then, and its code
     for proxy in links.proxies:
         proxy.limit(send_bytes_max=1)
@@ -143,7 +143,7 @@ def test_a_link_that_delivers_byte_by_byte(links: Links) -> None:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("make", [Augmented, Shards])
-def test_resets_at_random_places(links: Links, seed: int, make: Any) -> None:
+def test_random_resets_leave_the_stream_intact(links: Links, seed: int, make: Any) -> None:
     draw = random.Random(seed)
     for _ in range(15):
         way, bytes_max = draw.choice([(TO_CLIENT, 1500), (TO_SERVER, 3000)])
@@ -164,7 +164,9 @@ def test_resets_at_random_places(links: Links, seed: int, make: Any) -> None:
         *(("answers", kind) for kind in (SILENCE, STALL, TRUNCATE, FLIP)),  # whose frames are short
     ],
 )
-def test_a_fault_in_the_middle_of_a_stream(links: Links, what: str, kind: str) -> None:
+def test_worker_connection_fault_leaves_the_stream_intact(
+    links: Links, what: str, kind: str
+) -> None:
     proxy = links.to_pieces if what == "pieces" else links.to_worker
     way = TO_SERVER if what == "requests" else TO_CLIENT
     after_bytes = 50_000 if what == "pieces" else 4_000
@@ -177,7 +179,9 @@ def test_a_fault_in_the_middle_of_a_stream(links: Links, what: str, kind: str) -
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", [SILENCE, RESET, TRUNCATE, FLIP])
 @pytest.mark.parametrize("way", [TO_CLIENT, TO_SERVER])
-def test_a_fault_between_worker_and_controller(links: Links, kind: str, way: str) -> None:
+def test_worker_controller_fault_leaves_the_stream_intact(
+    links: Links, kind: str, way: str
+) -> None:
     links.to_controller.befall(kind, 300, way, 3.0)
     links.to_controller.wait_befallen()  # the worker alone is connected now
     check_stream(links, Augmented(160, SMALL))
@@ -186,7 +190,9 @@ def test_a_fault_between_worker_and_controller(links: Links, kind: str, way: str
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", [SILENCE, RESET, TRUNCATE, FLIP])
 @pytest.mark.parametrize("way", [TO_CLIENT, TO_SERVER])
-def test_a_fault_between_a_trainer_and_the_controller(links: Links, kind: str, way: str) -> None:
+def test_trainer_controller_fault_leaves_the_stream_intact(
+    links: Links, kind: str, way: str
+) -> None:
     dataset = Augmented(160, SMALL)
     expected = expected_digests(dataset, batch_size=4)
     torch.manual_seed(7)
@@ -198,12 +204,12 @@ def test_a_fault_between_a_trainer_and_the_controller(links: Links, kind: str, w
     check_stream(links, dataset)
 
 
-def test_a_slow_link_to_the_controller(links: Links) -> None:
+def test_slow_controller_connection_delivers_the_stream(links: Links) -> None:
     links.to_controller.limit(bytes_per_s=5_000)
     check_stream(links, Augmented(160, SMALL))
 
 
-def test_the_exchange_of_keys_is_cut(links: Links) -> None:
+def test_resets_during_key_exchange_leave_the_stream_intact(links: Links) -> None:
     """Byte after byte of the first messages between a client and a server."""
     for number in range(12):
         links.to_worker.befall(RESET, 30 * number, TO_SERVER if number % 2 else TO_CLIENT)
@@ -212,7 +218,7 @@ def test_the_exchange_of_keys_is_cut(links: Links) -> None:
 
 
 @pytest.mark.long
-def test_the_joining_of_a_data_connection_is_cut(links: Links) -> None:
+def test_resets_of_joining_data_connections_leave_stream_intact(links: Links) -> None:
     """Each time the token may be used up, so each time there is another connection."""
     for number in range(12):
         links.to_pieces.befall(RESET, 20 * number, TO_SERVER if number % 2 else TO_CLIENT)
@@ -220,7 +226,7 @@ def test_the_joining_of_a_data_connection_is_cut(links: Links) -> None:
     assert links.to_pieces.befallen == [RESET] * 12
 
 
-def test_a_changed_piece_is_told_of_and_no_part_of_a_batch(links: Links) -> None:
+def test_corrupt_chunk_is_reported_and_discarded(links: Links) -> None:
     links.to_pieces.befall(FLIP, 50_000)
     with pytest.warns(
         PoolWarning, match="is being reconnected.*chunk of a batch.*authentication tag is wrong"
@@ -229,12 +235,12 @@ def test_a_changed_piece_is_told_of_and_no_part_of_a_batch(links: Links) -> None
 
 
 @pytest.mark.long
-def test_a_data_port_that_nobody_can_reach_is_named(pool: PoolProcesses, dead_end: str) -> None:
+def test_error_names_unreachable_data_port(pool: PoolProcesses, dead_end: str) -> None:
     pool.start_worker("--bind", "tcp://127.0.0.1:0", "--data-advertise", dead_end).served()
     options: dict[str, Any] = {"batch_size": 4, "pool": Pool(pool.endpoint, code_paths=[CODE])}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", PoolWarning)
-        said = time_out(DataLoader(Augmented(40), timeout=12, **options))
+        said = error_of_timeout(DataLoader(Augmented(40), timeout=12, **options))
     for text in (said, *(str(one.message) for one in caught)):
         if f"no data arrives from {dead_end}" in text and "--data-bind" in text:
             break
@@ -255,14 +261,14 @@ def dead_end() -> Iterator[str]:
         yield "tcp://{}:{}".format(*taken.getsockname())
 
 
-def time_out(loader: DataLoader[Any]) -> str:
+def error_of_timeout(loader: DataLoader[Any]) -> str:
     with pytest.raises(RuntimeError, match="timed out") as raised:
         next(iter(loader))
     return str(raised.value)
 
 
 @pytest.mark.long
-def test_a_worker_that_nobody_can_reach(pool: PoolProcesses, dead_end: str) -> None:
+def test_unreachable_worker_is_named_and_bypassed(pool: PoolProcesses, dead_end: str) -> None:
     """The trainer waits for it with a warning, works without it once there is another, and names
     it."""
     dead = pool.start_worker("--bind", "tcp://127.0.0.1:0", "--advertise", dead_end)
@@ -270,7 +276,7 @@ def test_a_worker_that_nobody_can_reach(pool: PoolProcesses, dead_end: str) -> N
     options: dict[str, Any] = {"batch_size": 4, "pool": Pool(pool.endpoint, code_paths=[CODE])}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", PoolWarning)
-        said = time_out(DataLoader(Augmented(40), timeout=8, **options))
+        said = error_of_timeout(DataLoader(Augmented(40), timeout=8, **options))
     gc.collect()  # or that trainer would have its share of the workers
     assert named.replace(" has", ": has") in said
     assert any("0 workers of 1 " in str(one.message) for one in caught)
@@ -287,7 +293,7 @@ def test_a_worker_that_nobody_can_reach(pool: PoolProcesses, dead_end: str) -> N
 
 
 @pytest.mark.long
-def test_workers_start_again_while_a_trainer_waits(pool: PoolProcesses) -> None:
+def test_trainer_waits_for_a_restarted_worker(pool: PoolProcesses) -> None:
     first = pool.start_worker()
     dataset = Augmented(200)
     expected = expected_digests(dataset, batch_size=4)

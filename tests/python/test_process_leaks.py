@@ -5,7 +5,7 @@ Each life repeats one action, such as making a loader and dropping it. After som
 is warm, and the resources of the process and its descendants are counted: memory, descriptors,
 threads, processes, mappings, files of shared memory, Python objects. After many more turns they are
 counted again. `make test` runs short lives and `make test-all` long ones; both print the memory
-growth (`make test ARGS="tests/python/test_process_life.py --long -rP"`). A busy machine may not
+growth (`make test ARGS="tests/python/test_process_leaks.py --long -rP"`). A busy machine may not
 have the time for all turns of a long life; it counts after those that it has taken.
 """
 
@@ -177,7 +177,7 @@ LEAKS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("what", LEAKS)
-def test_a_life_that_leaks_is_seen(what: str) -> None:
+def test_each_kind_of_leak_is_detected(what: str) -> None:
     with pytest.raises(AssertionError, match=what):
         live(lambda _: KEPT.append(LEAKS[what]()), turns=4, warm=2)
     for one in KEPT:
@@ -210,7 +210,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", OPTIONS)
 @lives(300, 10_000)
-def test_loaders_that_are_never_iterated_leave_nothing(name: str, turns: int) -> None:
+def test_loaders_never_iterated_do_not_leak(name: str, turns: int) -> None:
     def turn(_: int) -> None:
         loader = DataLoader(ROWS, batch_size=4, **OPTIONS[name])
         assert len(loader) > 0 and str(loader.stats())
@@ -221,7 +221,7 @@ def test_loaders_that_are_never_iterated_leave_nothing(name: str, turns: int) ->
 @pytest.mark.long("*-workers", "*-threads", "*-rank")
 @pytest.mark.parametrize("name", OPTIONS)
 @lives(6, 1000)
-def test_loaders_that_are_left_at_any_batch_leave_nothing(name: str, turns: int) -> None:
+def test_loaders_abandoned_mid_epoch_do_not_leak(name: str, turns: int) -> None:
     def turn(number: int) -> None:
         loader = DataLoader(ROWS, batch_size=4, **OPTIONS[name])
         batches = iter(loader)
@@ -236,7 +236,7 @@ def test_loaders_that_are_left_at_any_batch_leave_nothing(name: str, turns: int)
 @pytest.mark.long("*-workers", "*-threads", "*-rank")
 @pytest.mark.parametrize("name", OPTIONS)
 @lives(6, 200)
-def test_resumed_loaders_leave_nothing(name: str, turns: int) -> None:
+def test_resumed_loaders_do_not_leak(name: str, turns: int) -> None:
     first = DataLoader(ROWS, batch_size=4, **OPTIONS[name])
     next(iter(first))
     states = [first.state_dict()]
@@ -269,7 +269,7 @@ def failing(index: int) -> torch.Tensor:
 @pytest.mark.long("*-workers", "*-threads", "*-rank")
 @pytest.mark.parametrize("name", OPTIONS)
 @lives(6, 200)
-def test_errors_of_a_dataset_leave_nothing(name: str, turns: int) -> None:
+def test_dataset_errors_do_not_leak(name: str, turns: int) -> None:
     def turn(_: int) -> None:
         loader = DataLoader(Computed(16, failing), batch_size=4, **OPTIONS[name])
         with pytest.raises(Fails):
@@ -281,7 +281,7 @@ def test_errors_of_a_dataset_leave_nothing(name: str, turns: int) -> None:
 @pytest.mark.long("*-spawn")
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 @lives(30, 200)
-def test_epochs_of_persistent_workers_add_nothing(start: str, turns: int) -> None:
+def test_epochs_of_persistent_workers_do_not_leak(start: str, turns: int) -> None:
     loader = DataLoader(
         Computed(64, row),
         batch_size=4,
@@ -333,7 +333,7 @@ def samples_of_epoch(turns: int) -> int:
     return 4 * (turns + EPOCH_WARM + 100)
 
 
-def live_through_epoch(
+def run_epoch_and_count(
     loader: Any, turns: int, use: Callable[[Any], None], select: Callable[[Any], Any] | None = None
 ) -> None:
     """With all that a program may request from a loader in mid-epoch: states, figures, looks
@@ -358,7 +358,7 @@ def look_at_rows(batch: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("name", LONG_EPOCHS)
 @lives(2_000, 100_000)
-def test_batches_of_a_long_epoch_add_nothing(name: str, turns: int) -> None:
+def test_batches_of_a_long_epoch_do_not_leak(name: str, turns: int) -> None:
     samples = samples_of_epoch(turns)
     is_stream = name in ("shards", "stream")
     dataset: Any = Computed(samples, row)
@@ -366,7 +366,7 @@ def test_batches_of_a_long_epoch_add_nothing(name: str, turns: int) -> None:
         dataset = Streamed(partial(map, row, range(samples)))
     loader: Any = DataLoader(dataset, batch_size=2, **LONG_EPOCHS[name])
     select = (lambda batch: batch[0, 0]) if is_stream else None
-    live_through_epoch(loader, turns, look_at_rows, select)
+    run_epoch_and_count(loader, turns, look_at_rows, select)
 
 
 DEVICE = "simgpu:0"
@@ -377,7 +377,7 @@ DEVICE_EPOCHS: dict[str, dict[str, Any]] = {
 }
 
 
-def live_through_epoch_on_device(name: str, turns: int) -> None:
+def run_epoch_on_device(name: str, turns: int) -> None:
     def use(batch: torch.Tensor) -> None:
         look_at_rows(batch)
         assert name != "pinned" or batch.is_pinned()
@@ -398,7 +398,7 @@ def live_through_epoch_on_device(name: str, turns: int) -> None:
             snapshot_every_n_steps=10,
             **DEVICE_EPOCHS[name],
         )
-        live_through_epoch(loader, turns, use)
+        run_epoch_and_count(loader, turns, use)
     finally:
         simgpu.set_copy_delay(0.002)
 
@@ -406,8 +406,8 @@ def live_through_epoch_on_device(name: str, turns: int) -> None:
 @pytest.mark.long("short-pinned", "short-as the loop copies")
 @pytest.mark.parametrize("name", DEVICE_EPOCHS)
 @lives(2_000, 100_000)
-def test_batches_that_go_to_a_device_in_a_long_epoch_add_nothing(name: str, turns: int) -> None:
-    run_on_new_simgpu(live_through_epoch_on_device, name, turns, seconds_max=HANG_S_MAX)
+def test_device_batches_of_a_long_epoch_do_not_leak(name: str, turns: int) -> None:
+    run_on_new_simgpu(run_epoch_on_device, name, turns, seconds_max=HANG_S_MAX)
 
 
 class Features(nn.Module):
@@ -434,7 +434,7 @@ def train(model: nn.Module, loader: Any) -> None:
 
 
 @lives(4, 50)
-def test_models_that_were_offloaded_leave_nothing(turns: int) -> None:
+def test_offloaded_models_do_not_leak(turns: int) -> None:
     """As in folds and sweeps, and in a notebook cell that is run again."""
 
     def turn(_: int) -> None:
@@ -448,7 +448,7 @@ def test_models_that_were_offloaded_leave_nothing(turns: int) -> None:
 
 
 @lives(2, 20)
-def test_folds_of_a_sweep_leave_nothing(turns: int) -> None:
+def test_cross_validation_folds_do_not_leak(turns: int) -> None:
     """Five folds per turn, each with a new model, one loader to train and one to validate."""
     dataset = Computed(40, row)
 
@@ -470,7 +470,7 @@ def test_folds_of_a_sweep_leave_nothing(turns: int) -> None:
 
 @pytest.mark.parametrize("detaches", [False, True])
 @lives(4, 1000)
-def test_plans_of_loaders_that_are_gone_are_gone(detaches: bool, turns: int) -> None:
+def test_plans_of_deleted_loaders_are_freed(detaches: bool, turns: int) -> None:
     """One model for all of them; each loader has a separate plan."""
     model: Any = Features()
 
@@ -492,7 +492,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProces
 
 
 @lives(10, 300)
-def test_trainers_that_come_and_go_add_nothing_to_a_pool(pool: PoolProcesses, turns: int) -> None:
+def test_short_lived_trainers_do_not_leak_on_a_pool(pool: PoolProcesses, turns: int) -> None:
     """Nor to their own process. Each is another job, since its dataset is another."""
     warm = warm_of(pool.start_worker())
 
@@ -512,7 +512,7 @@ def test_trainers_that_come_and_go_add_nothing_to_a_pool(pool: PoolProcesses, tu
 @pytest.mark.long("short-True")
 @pytest.mark.parametrize("trust_workers", [False, True])
 @lives(2_000, 100_000)
-def test_batches_of_a_long_epoch_from_a_pool_add_nothing(
+def test_pool_batches_of_a_long_epoch_do_not_leak(
     pool: PoolProcesses, trust_workers: bool, turns: int
 ) -> None:
     """Nor to the pool. Trusted workers send the values that have to be unpickled."""
@@ -534,4 +534,4 @@ def test_batches_of_a_long_epoch_from_a_pool_add_nothing(
         timeout=60,
         snapshot_every_n_steps=10,
     )
-    live_through_epoch(loader, turns, use)
+    run_epoch_and_count(loader, turns, use)

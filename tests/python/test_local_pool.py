@@ -104,7 +104,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Progra
     started.end()
 
 
-def test_a_program_has_its_batches_from_a_pool_that_is_gone_when_it_has_ended(
+def test_program_pool_serves_batches_and_ends_with_it(
     programs: Programs,
 ) -> None:
     """The program does not see the processes of the pool among its children either."""
@@ -132,7 +132,7 @@ def test_a_program_has_its_batches_from_a_pool_that_is_gone_when_it_has_ended(
 
 @pytest.mark.long
 @pytest.mark.parametrize(("options", "count"), [("", 1), ("seeding='batch'", 0)])
-def test_a_program_is_told_once_that_its_pool_has_other_random_numbers(
+def test_pool_random_number_notice_is_printed_once(
     programs: Programs, options: str, count: int
 ) -> None:
     """Its first loss was 1.6159 instead of 1.6055, without any explanation."""
@@ -159,7 +159,7 @@ def test_a_program_is_told_once_that_its_pool_has_other_random_numbers(
 @pytest.mark.parametrize(
     "number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda one: one.name
 )
-def test_a_program_that_a_signal_ends_leaves_no_pool(programs: Programs, number: int) -> None:
+def test_program_ended_by_signal_leaves_no_pool(programs: Programs, number: int) -> None:
     waiting = """
     print("trained", flush=True)
     while True: time.sleep(0.05)
@@ -173,7 +173,7 @@ def test_a_program_that_a_signal_ends_leaves_no_pool(programs: Programs, number:
 
 
 @pytest.mark.long
-def test_a_worker_whose_dataset_hangs_does_not_outlive_its_program(programs: Programs) -> None:
+def test_hanging_worker_does_not_outlive_its_program(programs: Programs) -> None:
     source = """
     import os, signal, time
     from torch.utils.data import DataLoader, Dataset
@@ -195,7 +195,7 @@ def test_a_worker_whose_dataset_hangs_does_not_outlive_its_program(programs: Pro
     programs.wait_gone()
 
 
-def test_a_program_goes_on_when_its_pool_is_killed(programs: Programs) -> None:
+def test_program_continues_when_its_pool_is_killed(programs: Programs) -> None:
     source = """
     import os, time
     from torch.utils.data import DataLoader
@@ -218,7 +218,7 @@ def test_a_program_goes_on_when_its_pool_is_killed(programs: Programs) -> None:
     programs.wait_gone()
 
 
-def test_a_pool_that_cannot_be_started_is_told_before_the_program_runs(
+def test_pool_start_failure_prevents_the_program(
     programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     programs.environment["PENSTOCK_KEYS"] = str(programs.folder / "none")
@@ -230,7 +230,7 @@ def test_a_pool_that_cannot_be_started_is_told_before_the_program_runs(
 
 
 @pytest.mark.long
-def test_the_ranks_of_torchrun_share_the_pool(programs: Programs) -> None:
+def test_torchrun_ranks_share_the_pool(programs: Programs) -> None:
     source = """
     import os
     import torch.distributed

@@ -30,9 +30,7 @@ from penstock import DataLoader
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("steps", [0, 1, 4, np.int64(3)])
-def test_a_state_is_exact_after_every_batch_however_often_torchdata_would_take_one(
-    workers: int, steps: int
-) -> None:
+def test_state_is_exact_for_any_snapshot_interval(workers: int, steps: int) -> None:
     def make() -> Any:
         return DataLoader(Counted(), 4, num_workers=workers, snapshot_every_n_steps=steps)
 
@@ -42,7 +40,7 @@ def test_a_state_is_exact_after_every_batch_however_often_torchdata_would_take_o
 
 
 @pytest.mark.parametrize(("steps", "kind"), [(-2, ValueError), ("1", TypeError), (1.5, TypeError)])
-def test_a_number_of_steps_that_is_none_is_refused_by_name(steps: Any, kind: type) -> None:
+def test_invalid_snapshot_interval_is_rejected(steps: Any, kind: type) -> None:
     error = error_of(lambda: DataLoader(Counted(), snapshot_every_n_steps=steps))
     assert type(error) is kind
     assert f"snapshot_every_n_steps is {steps!r}" in str(error)
@@ -59,9 +57,7 @@ def test_a_number_of_steps_that_is_none_is_refused_by_name(steps: Any, kind: typ
     ],
     ids=["map", "stateful sampler", "iterable"],
 )
-def test_a_checkpoint_of_torchdata_is_refused_by_name(
-    options: Any, workers: int, is_under_way: bool
-) -> None:
+def test_torchdata_checkpoint_is_rejected(options: Any, workers: int, is_under_way: bool) -> None:
     theirs: Any = StatefulDataLoader(**options(), batch_size=4, num_workers=workers)
     iterator = iter(theirs)
     for _ in zip(range(1 if is_under_way else COUNT), iterator, strict=False):
@@ -102,9 +98,7 @@ class Refuses(IterableDataset[int]):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("where", ["__iter__", "load_state_dict"])
-def test_what_a_worker_raises_before_its_first_batch_comes_at_next(
-    where: str, persistent: bool
-) -> None:
+def test_early_worker_error_is_raised_by_next(where: str, persistent: bool) -> None:
     def make(loader_class: Any, where: str) -> Any:
         return loader_class(
             Refuses(where), batch_size=2, num_workers=2, persistent_workers=persistent
@@ -127,7 +121,7 @@ def test_what_a_worker_raises_before_its_first_batch_comes_at_next(
     assert multiprocessing.active_children() == []
 
 
-class Tells(IterableDataset[list[int]]):
+class CountsPasses(IterableDataset[list[int]]):
     """Samples that contain how often this process has started to iterate. Its state grows."""
 
     def __init__(self) -> None:
@@ -149,8 +143,8 @@ class Tells(IterableDataset[list[int]]):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_state_stays_as_it_was_while_the_loader_goes_on(workers: int) -> None:
-    loader: Any = DataLoader(Tells(), batch_size=None, num_workers=workers)
+def test_state_is_not_changed_by_the_running_loader(workers: int) -> None:
+    loader: Any = DataLoader(CountsPasses(), batch_size=None, num_workers=workers)
     iterator = iter(loader)
     for _ in range(3):
         next(iterator)
@@ -158,7 +152,7 @@ def test_a_state_stays_as_it_was_while_the_loader_goes_on(workers: int) -> None:
     before = copy.deepcopy(state)
     rest = [sample[1] for sample in iterator]
     assert state == before
-    again: Any = DataLoader(Tells(), batch_size=None, num_workers=workers)
+    again: Any = DataLoader(CountsPasses(), batch_size=None, num_workers=workers)
     again.load_state_dict(state)
     assert again.state_dict() == before
     samples = [*again]
@@ -169,11 +163,13 @@ def test_a_state_stays_as_it_was_while_the_loader_goes_on(workers: int) -> None:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("persistent", [False, True])
-def test_a_state_before_every_worker_has_answered_keeps_those_of_the_others(
+def test_early_state_after_resume_keeps_all_worker_states(
     persistent: bool,
 ) -> None:
     def make() -> Any:
-        return DataLoader(Tells(), batch_size=None, num_workers=4, persistent_workers=persistent)
+        return DataLoader(
+            CountsPasses(), batch_size=None, num_workers=4, persistent_workers=persistent
+        )
 
     loader = make()
     iterator = iter(loader)
@@ -192,7 +188,7 @@ def test_a_state_before_every_worker_has_answered_keeps_those_of_the_others(
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_state_of_a_loader_that_was_never_iterated_begins_anew(workers: int) -> None:
+def test_state_of_unused_loader_starts_from_the_beginning(workers: int) -> None:
     def make() -> Any:
         return DataLoader(Counted(), 4, num_workers=workers)
 

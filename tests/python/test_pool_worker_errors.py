@@ -61,7 +61,7 @@ def as_torch_raises(error: BaseException) -> Exception:
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_a_type_of_pythons_or_torchs_is_raised_as_torch_raises_it(error: Exception) -> None:
+def test_known_exception_types_are_raised_as_by_torch(error: Exception) -> None:
     caught = raised(error)
     made = make_error(*describe_error(caught), WORKER)
     expected = as_torch_raises(caught)
@@ -71,7 +71,7 @@ def test_a_type_of_pythons_or_torchs_is_raised_as_torch_raises_it(error: Excepti
     assert made.__cause__ is None and made.__context__ is None
 
 
-def test_a_missing_file_is_missing_somewhere(
+def test_missing_file_error_names_host_process_and_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The user read that images/7.jpg is missing in penstock worker a129826fdf6b49b8."""
@@ -86,14 +86,14 @@ def test_a_missing_file_is_missing_somewhere(
     )
 
 
-def test_an_error_of_the_trainers_own_blames_no_worker() -> None:
+def test_trainer_error_names_no_worker() -> None:
     """The user read: Caught RuntimeError in penstock worker none."""
     made = make_error("RuntimeError", "3 workers in a row died", "")
     assert type(made) is RuntimeError
     assert str(made) == "3 workers in a row died"
 
 
-def test_another_type_is_a_worker_error_that_begins_with_its_name() -> None:
+def test_unknown_type_becomes_a_worker_error_with_its_name() -> None:
     name, text = describe_error(raised(OwnError("why")))
     assert name == f"{__name__}.OwnError"
     made = make_error(name, text, WORKER)
@@ -103,7 +103,7 @@ def test_another_type_is_a_worker_error_that_begins_with_its_name() -> None:
     assert str(made).rstrip().endswith("OwnError: why")
 
 
-def test_what_the_trainer_says_itself_is_said_alone() -> None:
+def test_trainer_error_has_its_message_alone() -> None:
     """`Caught RuntimeError in penstock worker none.\\nOriginal 3 workers died one after...`"""
     made = make_error("RuntimeError", "3 workers died", "")
     assert type(made) is RuntimeError
@@ -139,13 +139,13 @@ def test_what_the_trainer_says_itself_is_said_alone() -> None:
         "\udc80",
     ],
 )
-def test_a_name_of_anything_else_makes_a_worker_error(name: str) -> None:
+def test_unsafe_or_unknown_names_become_worker_errors(name: str) -> None:
     made = make_error(name, "Traceback ...\nboom", WHERE)
     assert type(made) is WorkerError
     assert str(made).startswith(f"{name} {WHERE}.\nOriginal Traceback")
 
 
-def test_no_module_is_imported_for_a_name() -> None:
+def test_no_module_is_imported_for_an_error_name() -> None:
     before = set(sys.modules)
     make_error("this.That", "text", WHERE)
     make_error("torch.this", "text", WHERE)
@@ -153,13 +153,13 @@ def test_no_module_is_imported_for_a_name() -> None:
 
 
 @pytest.mark.parametrize("end", [SystemExit(3), KeyboardInterrupt(), StopIteration(5)])
-def test_what_would_end_a_program_or_an_epoch_does_not(end: BaseException) -> None:
+def test_exits_and_stop_iteration_become_worker_errors(end: BaseException) -> None:
     name, text = describe_error(raised(end))
     assert name == type(end).__name__
     assert type(make_error(name, text, WORKER)) is WorkerError
 
 
-def test_of_a_long_text_the_end_is_kept() -> None:
+def test_long_traceback_keeps_its_end() -> None:
     name, text = describe_error(raised(ValueError("é" * TEXT_BYTES_MAX + "the end")))
     assert len(text.encode()) <= TEXT_BYTES_MAX
     _, _, traceback = text.partition("\0")
@@ -168,12 +168,12 @@ def test_of_a_long_text_the_end_is_kept() -> None:
     assert type(made) is ValueError and "the end" in str(made)
 
 
-def test_a_text_can_always_be_encoded() -> None:
+def test_error_text_can_always_be_encoded() -> None:
     _, text = describe_error(raised(ValueError("\udc80 in a name")))
     assert "\\udc80 in a name" in text.encode().decode()
 
 
-def test_an_error_whose_text_raises_is_described() -> None:
+def test_error_whose_str_raises_is_described() -> None:
     class Silent(Exception):
         def __str__(self) -> Any:
             raise RuntimeError("no text")

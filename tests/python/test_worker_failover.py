@@ -89,7 +89,7 @@ def assert_same(batches: list[torch.Tensor], count: int) -> None:
     assert [batch.tolist() for batch in batches] == [batch.tolist() for batch in expected(count)]
 
 
-def test_what_a_worker_owed_that_died_is_made_by_the_others(tmp_path: Path) -> None:
+def test_batches_of_a_dead_worker_are_made_by_the_others(tmp_path: Path) -> None:
     deadly = {17: str(tmp_path / "a"), 61: str(tmp_path / "b")}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", PoolWarning)
@@ -126,7 +126,7 @@ class LeavingAChild(Drawing):
         return super().__getitem__(index)
 
 
-def test_worker_that_died_is_replaced_though_its_child_lives_on(tmp_path: Path) -> None:
+def test_worker_death_is_detected_while_its_child_lives(tmp_path: Path) -> None:
     """The trainer waited for ever: the child held the worker's end of the connection open."""
     reader, writer = os.pipe()
     dataset = LeavingAChild(60, {30: str(tmp_path / "victim")}, (reader, writer))
@@ -139,7 +139,7 @@ def test_worker_that_died_is_replaced_though_its_child_lives_on(tmp_path: Path) 
     assert_same(batches, 60)
 
 
-def test_a_death_that_no_batch_waits_for_is_told_at_the_end_of_the_epoch() -> None:
+def test_worker_death_without_pending_batches_warns_at_epoch_end() -> None:
     loader = loader_of(Drawing(40), persistent_workers=True)
     iterator = iter(loader)
     batches = [next(iterator) for _ in range(10)]
@@ -155,7 +155,7 @@ def test_a_death_that_no_batch_waits_for_is_told_at_the_end_of_the_epoch() -> No
         assert len(list(loader)) == 10
 
 
-def test_a_batch_that_kills_every_worker_that_makes_it_fails_alone(tmp_path: Path) -> None:
+def test_only_the_batch_that_kills_its_workers_fails(tmp_path: Path) -> None:
     dataset = Drawing(60, {30: str(tmp_path / "always")})
     loader = loader_of(dataset, 4)
     batches, errors = [], []
@@ -176,7 +176,7 @@ def test_a_batch_that_kills_every_worker_that_makes_it_fails_alone(tmp_path: Pat
     assert all(batch.tolist() in whole for batch in batches)
 
 
-def test_the_death_of_all_workers_is_torchs_error(tmp_path: Path) -> None:
+def test_death_of_all_workers_raises_torch_error(tmp_path: Path) -> None:
     deadly = {index: str(tmp_path / "always") for index in range(40)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PoolWarning)
@@ -184,7 +184,7 @@ def test_the_death_of_all_workers_is_torchs_error(tmp_path: Path) -> None:
             list(loader_of(Drawing(40, deadly), 2))
 
 
-def test_persistent_workers_that_are_left_make_the_next_epochs(tmp_path: Path) -> None:
+def test_surviving_persistent_workers_make_later_epochs(tmp_path: Path) -> None:
     loader = loader_of(Drawing(40, {7: str(tmp_path / "a")}), persistent_workers=True)
     reference = loader_of(Drawing(40), persistent_workers=True)
     torch.manual_seed(5)
@@ -202,7 +202,7 @@ class Uneven(Drawing):
 
 
 @pytest.mark.parametrize("in_order", [True, False])
-def test_slow_batches_change_neither_order_nor_content(in_order: bool) -> None:
+def test_slow_batches_keep_content_and_requested_order(in_order: bool) -> None:
     batches = [batch.tolist() for batch in loader_of(Uneven(120), in_order=in_order)]
     whole = [batch.tolist() for batch in expected(120)]
     if in_order:
@@ -225,7 +225,7 @@ class FirstBlocks(Drawing):
         return super().__getitem__(index)
 
 
-def test_while_one_batch_is_late_the_others_are_made_beyond_what_is_usually_asked_for(
+def test_other_workers_run_further_ahead_of_a_late_batch(
     tmp_path: Path,
 ) -> None:
     # Two workers are asked for four batches ahead; the sixteenth lets the first one continue.
@@ -235,7 +235,7 @@ def test_while_one_batch_is_late_the_others_are_made_beyond_what_is_usually_aske
     assert batches == [[4 * k, 4 * k + 1, 4 * k + 2, 4 * k + 3] for k in range(16)]
 
 
-def test_a_sampler_of_the_users_is_pulled_no_earlier_because_a_batch_is_late(
+def test_late_batch_does_not_pull_user_sampler_further(
     tmp_path: Path,
 ) -> None:
     pulled = []
@@ -261,7 +261,7 @@ def test_a_sampler_of_the_users_is_pulled_no_earlier_because_a_batch_is_late(
     assert len(pulled) == 20
 
 
-def test_where_a_dataset_has_a_state_each_worker_makes_its_own_batches(tmp_path: Path) -> None:
+def test_stateful_dataset_keeps_round_robin_assignment(tmp_path: Path) -> None:
     class Stateful(Drawing):
         def state_dict(self) -> dict[str, Any]:
             return {}
@@ -301,7 +301,7 @@ class SlowOnce(Dataset[torch.Tensor]):
 
 
 @pytest.mark.long
-def test_a_batch_that_is_late_is_asked_of_another_worker(tmp_path: Path) -> None:
+def test_late_batch_is_requested_from_another_worker(tmp_path: Path) -> None:
     dataset = SlowOnce(100, tmp_path, 3600)  # which is not awaited
     batches = list(loader_of(dataset))
     assert len(list(tmp_path.iterdir())) == 2
@@ -309,6 +309,6 @@ def test_a_batch_that_is_late_is_asked_of_another_worker(tmp_path: Path) -> None
     assert [batch.tolist() for batch in batches] == [batch.tolist() for batch in expected]
 
 
-def test_a_dataset_that_writes_to_itself_is_asked_once(tmp_path: Path) -> None:
+def test_late_batch_of_self_modifying_dataset_is_not_repeated(tmp_path: Path) -> None:
     list(loader_of(SlowOnce(100, tmp_path, 2, counts=True)))
     assert len(list(tmp_path.iterdir())) == 1

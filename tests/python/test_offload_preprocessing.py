@@ -49,12 +49,12 @@ class WritesItsInput(Photographs):
         return super().forward(images)
 
 
-class GivesItsInputBack(Photographs):
+class ReturnsItsInput(Photographs):
     def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return super().forward(images), images[:, :1]
 
 
-class LooksInTheMiddle(Photographs):
+class BranchesOnAValue(Photographs):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         images = images * 2
         if images.mean().item() > 0:
@@ -163,7 +163,7 @@ def both(model: nn.Module, batch: Any) -> torch.Tensor:
     return F.cross_entropy(output, batch["labels"]) + given.mean()
 
 
-def train_so(model: nn.Module, batches: Any, loop: Loop) -> list[bytes]:
+def train_with_loop(model: nn.Module, batches: Any, loop: Loop) -> list[bytes]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     torch.manual_seed(11)
     trace: list[bytes] = []
@@ -199,19 +199,19 @@ def train_so(model: nn.Module, batches: Any, loop: Loop) -> list[bytes]:
         (Photographs, autocast_on_one_side, []),
         (Photographs, copies, []),
         (WritesItsInput, scaled, []),
-        (GivesItsInputBack, both, []),
-        (LooksInTheMiddle, scaled, ["_to_copy", "mean", "sin"]),
+        (ReturnsItsInput, both, []),
+        (BranchesOnAValue, scaled, ["_to_copy", "mean", "sin"]),
     ],
 )
-def test_training_is_that_of_eager(
+def test_cut_with_loop_preprocessing_matches_eager(
     make_model: Callable[[], nn.Module], loop: Loop, moves: list[str], cut: Any
 ) -> None:
     sizes = [6, 6, 6, 6, 6, 6, 4] * 2
     batches = [photographs(k, size) for k, size in enumerate(sizes)]
     pool = InProcessPool(batches)
     model = offload(fresh(make_model), pool, cut=cut, verify_every=3)
-    trace = train_so(model, pool, loop)
-    same = trace == train_so(fresh(make_model), copy.deepcopy(batches), loop)
+    trace = train_with_loop(model, pool, loop)
+    same = trace == train_with_loop(fresh(make_model), copy.deepcopy(batches), loop)
     assert same
     if cut == "maximal" and moves:
         assert pool.plan is not None
@@ -220,7 +220,7 @@ def test_training_is_that_of_eager(
         assert not set(moves) - moved
         assert pool.shipped_count
         written = [call.operator for call in pool.plan.moved if call.operator.startswith("_to_")]
-        assert all("test_offload_between.py" in name for name in written)
+        assert all("test_offload_preprocessing.py" in name for name in written)
     detach(model)
     assert not pool.prefixes
     assert type(pool.deliver(batches[0])["images"]) is torch.Tensor
@@ -235,10 +235,10 @@ def _operators_of(call: Callable[[], Any]) -> set[str]:
     }
 
 
-def test_what_the_loop_did_before_the_model_no_longer_runs_in_the_trainer() -> None:
+def test_loop_preprocessing_no_longer_runs_in_the_trainer() -> None:
     pool = InProcessPool([photographs(k) for k in range(STEPS)])
     model = offload(fresh(Photographs), pool, cut="maximal")
-    train_so(model, pool, normalised_in_place)
+    train_with_loop(model, pool, normalised_in_place)
     batch = pool.deliver(photographs(50))
     ran = _operators_of(lambda: normalised_in_place(model, batch))
     assert "aten::linear" in ran
@@ -248,7 +248,7 @@ def test_what_the_loop_did_before_the_model_no_longer_runs_in_the_trainer() -> N
     assert unwanted == set() and "aten::copy_ of aten::_to_copy" in before
 
 
-def test_batches_are_plain_tensors_for_a_model_that_is_given_them_as_they_come() -> None:
+def test_batches_stay_plain_without_loop_preprocessing() -> None:
     pool = InProcessPool([{"x": photographs(k)["images"].float()} for k in range(STEPS)])
     model = offload(fresh(Photographs), pool, cut="maximal")
     for batch in pool:
@@ -256,7 +256,7 @@ def test_batches_are_plain_tensors_for_a_model_that_is_given_them_as_they_come()
         model(batch["x"])
 
 
-def test_batches_are_plain_again_when_it_is_of_no_use() -> None:
+def test_batches_are_plain_again_when_no_cut_results() -> None:
     pool = InProcessPool([photographs(k) for k in range(30)])
     model = offload(fresh(Photographs), pool, cut="maximal")
     kinds = []
@@ -269,7 +269,7 @@ def test_batches_are_plain_again_when_it_is_of_no_use() -> None:
     assert "of the batch" in pool.plan.refused
 
 
-def test_what_is_kept_of_old_batches_does_not_keep_them() -> None:
+def test_kept_results_do_not_keep_old_batches_alive() -> None:
     pool = InProcessPool([photographs(k) for k in range(STEPS)])
     model = offload(fresh(Photographs), pool, cut="maximal")
     kept: list[torch.Tensor] = []
@@ -291,7 +291,7 @@ def test_what_is_kept_of_old_batches_does_not_keep_them() -> None:
     assert [bits(mean) for mean in kept] == [bits(mean) for mean in expected]
 
 
-def test_validation_and_other_models_on_the_same_loader() -> None:
+def test_validation_and_other_models_on_one_loader_match_eager() -> None:
     batches = [photographs(k) for k in range(4)]
 
     def run(model: nn.Module, pool: Any) -> list[bytes]:
@@ -299,7 +299,7 @@ def test_validation_and_other_models_on_the_same_loader() -> None:
         trace = []
         for _ in range(2):
             model.train()
-            trace += train_so(model, pool, scaled)
+            trace += train_with_loop(model, pool, scaled)
             model.eval()
             with torch.no_grad():
                 trace += [bits(scaled(model, batch)) for batch in pool]
@@ -314,7 +314,7 @@ def test_validation_and_other_models_on_the_same_loader() -> None:
     assert same and pool.shipped_count
 
 
-def test_a_compiled_loss_is_given_values() -> None:
+def test_compiled_loss_receives_plain_values() -> None:
     @torch.compile(backend="aot_eager")
     def compiled(output: torch.Tensor, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(output, labels) + images.mean() * 0.1
@@ -326,8 +326,8 @@ def test_a_compiled_loss_is_given_values() -> None:
 
     batches = [photographs(k) for k in range(STEPS)]
     pool = InProcessPool(batches)
-    trace = train_so(offload(fresh(Photographs), pool, cut="maximal"), pool, loop)
-    same = trace == train_so(fresh(Photographs), copy.deepcopy(batches), loop)
+    trace = train_with_loop(offload(fresh(Photographs), pool, cut="maximal"), pool, loop)
+    same = trace == train_with_loop(fresh(Photographs), copy.deepcopy(batches), loop)
     assert same and pool.shipped_count
 
 
@@ -340,7 +340,9 @@ class Stored(torch.utils.data.Dataset[Any]):
 
 
 @pytest.mark.long
-def test_with_worker_processes(caplog: pytest.LogCaptureFixture) -> None:
+def test_worker_processes_match_torch_with_loop_preprocessing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     traces, kinds = [], []
     for loader_class in (torch.utils.data.DataLoader, penstock.DataLoader):
         loader = loader_class(Stored(), batch_size=6, num_workers=2, shuffle=True)
@@ -349,7 +351,7 @@ def test_with_worker_processes(caplog: pytest.LogCaptureFixture) -> None:
             model = penstock.offload(model, loader, cut="maximal")
         trace: list[bytes] = []
         for _ in range(2):
-            trace += train_so(model, loader, normalised_in_place)
+            trace += train_with_loop(model, loader, normalised_in_place)
         traces.append(trace)
         kinds.append({type(value) for batch in loader for value in batch.values()})
         detach(model)
@@ -359,7 +361,7 @@ def test_with_worker_processes(caplog: pytest.LogCaptureFixture) -> None:
     assert not warnings_of(caplog)
 
 
-def test_a_thread_may_prepare_batches_for_another() -> None:
+def test_batches_prepared_in_another_thread_match_eager() -> None:
     batches = [photographs(k) for k in range(24)]
 
     def prepared(pool: Any, results: Any) -> None:

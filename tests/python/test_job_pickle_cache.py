@@ -61,7 +61,7 @@ def job_of(dataset: Any) -> Job:
     return Job(fetch, None, 1, False, "rows")
 
 
-def test_an_unchanged_dataset_is_pickled_once(rows: Rows) -> None:
+def test_unchanged_dataset_is_pickled_once(rows: Rows) -> None:
     """Each epoch of a large dataset started with a minute of pickling."""
     known = KnownPickle()
     packed = pack_job(job_of(rows), [], known)
@@ -93,9 +93,7 @@ def draw(rows: Rows) -> None:
 @pytest.mark.parametrize(
     "change", [change_by_an_array, change_an_item, change_an_attribute, change_an_array, draw]
 )
-def test_a_dataset_that_was_changed_is_pickled_again(
-    rows: Rows, change: Callable[[Rows], None]
-) -> None:
+def test_changed_dataset_is_pickled_again(rows: Rows, change: Callable[[Rows], None]) -> None:
     known = KnownPickle()
     first = pack_job(job_of(rows), [], known).id
     change(rows)
@@ -133,7 +131,7 @@ factor = [3]
 @pytest.mark.parametrize(
     "change", ["factor[0] = 4", "Squares.shift = 2", "Squares.__len__ = len", "Sizes.unit = 2"]
 )
-def test_a_program_whose_code_was_changed_is_pickled_again(change: str) -> None:
+def test_changed_program_code_is_pickled_again(change: str) -> None:
     scope = by_value(PROGRAM)
     known, dataset = KnownPickle(), scope["Squares"]()
     first = pack_job(job_of(dataset), [], known).id
@@ -142,7 +140,7 @@ def test_a_program_whose_code_was_changed_is_pickled_again(change: str) -> None:
     assert job_id(job_of(dataset), [], known) == job_id(job_of(dataset), []) != first
 
 
-def test_what_a_look_cannot_see_is_pickled_each_time(rows: Rows) -> None:
+def test_opaque_dataset_is_pickled_each_time(rows: Rows) -> None:
     rows.context = decimal.Context()  # type: ignore[attr-defined]  # of a type that is not Python's
     known = KnownPickle()
     first = pack_job(job_of(rows), [], known).id

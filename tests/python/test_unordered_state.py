@@ -99,7 +99,7 @@ def seen_of(batches: list[Any]) -> list[str]:
     return sorted(map(repr, batches))
 
 
-def assert_whole_after_every_step(
+def assert_resumes_after_every_step(
     make: Callable[[], Any], again: Callable[[], Any], stride: int | None = None
 ) -> None:
     """A state after each batch (if few), loaded into another loader, and a state of that loader."""
@@ -134,13 +134,13 @@ def assert_whole_after_every_step(
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize("options", SAMPLERS.values(), ids=SAMPLERS)
-def test_what_was_not_delivered_comes_after_a_resume(
+def test_resume_delivers_exactly_the_undelivered_batches(
     options: Callable[[], dict[str, Any]], workers: int
 ) -> None:
     def make() -> Any:
         return DataLoader(Indices(workers), **{**options(), "num_workers": workers, **FREE})
 
-    assert_whole_after_every_step(make, make)
+    assert_resumes_after_every_step(make, make)
 
 
 @pytest.mark.long(
@@ -160,7 +160,7 @@ def test_what_was_not_delivered_comes_after_a_resume(
     ],
     ids=str,
 )
-def test_seeded_batches_that_come_late_are_the_same_to_the_bit(
+def test_late_seeded_batches_are_bit_identical_after_resume(
     again: dict[str, Any], seeding: str
 ) -> None:
     # Threads share the generators that samples draw from, so those samples do not draw.
@@ -172,18 +172,18 @@ def test_seeded_batches_that_come_late_are_the_same_to_the_bit(
     def make(**options: Any) -> Any:
         return DataLoader(Indices() if has_threads else Uneven(3), **common, **options)
 
-    assert_whole_after_every_step(lambda: make(num_workers=3, **FREE), lambda: make(**again))
+    assert_resumes_after_every_step(lambda: make(num_workers=3, **FREE), lambda: make(**again))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("workers", [1, 3])
-def test_rows_of_tensors_come_once(workers: int) -> None:
+def test_tensor_rows_are_delivered_once(workers: int) -> None:
     dataset = TensorDataset(torch.arange(40))
 
     def make() -> Any:
         return DataLoader(dataset, 3, shuffle=True, num_workers=workers, **FREE)
 
-    assert_whole_after_every_step(make, make)
+    assert_resumes_after_every_step(make, make)
 
 
 def held_back(dataset: Held, **options: Any) -> tuple[Any, list[int]]:
@@ -201,7 +201,7 @@ def held_back(dataset: Held, **options: Any) -> tuple[Any, list[int]]:
     return state, given
 
 
-def test_batches_that_were_overtaken_are_asked_for_first(held: Callable[..., Held]) -> None:
+def test_overtaken_batches_are_requested_first_after_resume(held: Callable[..., Held]) -> None:
     state, given = held_back(held(0))
     assert given == [1, 2, 3, 4, 5]
     assert state["left"] == {"through": 6, "missing": [0]}
@@ -213,7 +213,7 @@ def test_batches_that_were_overtaken_are_asked_for_first(held: Callable[..., Hel
         assert [int(value) for value in loader] == [*range(12)], "the next epoch is a whole one"
 
 
-def test_in_order_a_state_says_what_is_left_until_all_of_it_came(held: Callable[..., Held]) -> None:
+def test_state_lists_missing_batches_until_delivered(held: Callable[..., Held]) -> None:
     state, _ = held_back(held(0, 2, count=14), num_workers=3)
     assert state["left"]["missing"] == [0, 2]
     for workers in (0, 1):
@@ -229,7 +229,7 @@ def test_in_order_a_state_says_what_is_left_until_all_of_it_came(held: Callable[
         assert after["_sampler_iter_yielded"] == state["left"]["through"]
 
 
-def test_a_look_ahead_in_one_process_sees_what_was_overtaken_first(
+def test_lookahead_after_resume_shows_overtaken_batches_first(
     held: Callable[..., Held],
 ) -> None:
     state, _ = held_back(held(0), batch_size=1)
@@ -240,7 +240,7 @@ def test_a_look_ahead_in_one_process_sees_what_was_overtaken_first(
     assert [int(value) for value in iterator] == [0, 6, 7, 8, 9, 10, 11]
 
 
-def test_a_state_in_order_goes_on_in_free_order() -> None:
+def test_ordered_state_resumes_unordered() -> None:
     loader: Any = DataLoader(Counted(), 4, num_workers=2)
     iterator = iter(loader)
     given = take(iterator, 2)
@@ -249,7 +249,7 @@ def test_a_state_in_order_goes_on_in_free_order() -> None:
     assert seen_of([*given, *take(iter(again), 99)]) == seen_of(whole(lambda: loader))
 
 
-def test_a_state_in_free_order_stays_small(held: Callable[..., Held]) -> None:
+def test_unordered_state_stays_small(held: Callable[..., Held]) -> None:
     dataset = held(0, count=4000)
     loader: Any = DataLoader(dataset, batch_size=None, num_workers=2, **FREE)
     iterator = iter(loader)
@@ -264,7 +264,7 @@ def test_a_state_in_free_order_stays_small(held: Callable[..., Held]) -> None:
 
 
 @pytest.mark.parametrize("seeding", ["worker", "batch"])
-def test_persistent_workers_begin_each_epoch_with_nothing_left_out(seeding: str) -> None:
+def test_persistent_workers_start_whole_epochs_after_resume(seeding: str) -> None:
     loader: Any = DataLoader(
         Indices(), 2, num_workers=3, persistent_workers=True, seeding=seeding, **FREE
     )
@@ -290,18 +290,18 @@ class UnevenShards(Shards):
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("seeding", ["worker", "batch"])
 @pytest.mark.parametrize("dataset", [UnevenShards, Remembering, WithCursor])
-def test_each_shard_of_an_iterable_dataset_goes_on_where_it_was(
+def test_iterable_shards_resume_at_their_positions(
     dataset: type, seeding: str, workers: int
 ) -> None:
     def make() -> Any:
         return DataLoader(dataset(), 3, num_workers=workers, seeding=seeding, **FREE)
 
-    assert_whole_after_every_step(make, make)
+    assert_resumes_after_every_step(make, make)
 
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_shards_with_random_samples_go_on_to_the_bit() -> None:
+def test_random_shards_resume_bit_identically() -> None:
     def make(workers: int, **options: Any) -> Any:
         return DataLoader(
             Shards(),
@@ -313,12 +313,12 @@ def test_shards_with_random_samples_go_on_to_the_bit() -> None:
             **options,
         )
 
-    assert_whole_after_every_step(lambda: make(3, **FREE), lambda: make(1, **FREE))
+    assert_resumes_after_every_step(lambda: make(3, **FREE), lambda: make(1, **FREE))
 
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_pools_batches_come_once_and_to_the_bit(
+def test_unordered_pool_state_resumes_bit_identically(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for pool in pool_of(tmp_path, monkeypatch):
@@ -333,14 +333,14 @@ def test_a_pools_batches_come_once_and_to_the_bit(
                 return DataLoader(batch_size=3, **{"seeding": "batch", **options, **others})  # noqa: B023
 
             for again in ({**workers, **FREE}, {}):
-                assert_whole_after_every_step(
+                assert_resumes_after_every_step(
                     lambda: make(**workers, **FREE),  # noqa: B023
                     lambda again=again: make(**again),
                     stride=4,
                 )
 
 
-def test_a_batch_that_raised_comes_again_after_a_resume() -> None:
+def test_failed_batch_is_repeated_after_resume() -> None:
     """In free order its place is not known to the trainer."""
 
     def make() -> Any:
@@ -357,7 +357,7 @@ def test_a_batch_that_raised_comes_again_after_a_resume() -> None:
     assert seen_of([one for one in given if one != "sample 4"] + rest) == expected
 
 
-def test_a_map_dataset_with_a_state_gets_it_back_in_each_worker() -> None:
+def test_stateful_map_dataset_is_restored_in_each_worker() -> None:
     def make() -> Any:
         return DataLoader(Counting(), 2, num_workers=2, **FREE)
 
@@ -377,7 +377,7 @@ def test_a_map_dataset_with_a_state_gets_it_back_in_each_worker() -> None:
     assert max(int(batch[1][-1]) for batch in rest) > min(states)
 
 
-def test_a_stateful_sampler_is_not_pulled_from_the_beginning(held: Callable[..., Held]) -> None:
+def test_stateful_sampler_resumes_at_first_missing_index(held: Callable[..., Held]) -> None:
     order = torch.randperm(COUNT, generator=torch.Generator().manual_seed(4)).tolist()
     dataset = held(order[7], count=COUNT)
 
@@ -401,7 +401,7 @@ def test_a_stateful_sampler_is_not_pulled_from_the_beginning(held: Callable[...,
     assert again.sampler.pulls == COUNT - 7
 
 
-def test_a_state_that_was_corrected_is_refused(held: Callable[..., Held]) -> None:
+def test_adjusted_unordered_state_is_rejected(held: Callable[..., Held]) -> None:
     """accelerate returns the batches that it holds; in free order the last are not known."""
     state, _ = held_back(held(0))
     state["_sampler_iter_yielded"] -= 1
@@ -411,7 +411,7 @@ def test_a_state_that_was_corrected_is_refused(held: Callable[..., Held]) -> Non
     assert "is 4 and 5 batches were delivered, out of turn" in str(error)
 
 
-def test_nothing_moves_when_a_state_is_asked_for() -> None:
+def test_requesting_a_state_does_not_change_the_stream() -> None:
     def drive(asks: bool) -> Any:
         seed_all(3)
         loader: Any = DataLoader(Counted(), 4, shuffle=True, num_workers=1, **FREE)
@@ -425,7 +425,7 @@ def test_nothing_moves_when_a_state_is_asked_for() -> None:
     assert drive(True) == drive(False)
 
 
-def test_the_first_state_has_a_samplers_indices_that_wait_for_others(
+def test_first_state_includes_indices_of_overtaken_batches(
     held: Callable[..., Held],
 ) -> None:
     order = torch.randperm(COUNT, generator=torch.Generator().manual_seed(4)).tolist()

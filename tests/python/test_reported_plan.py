@@ -33,7 +33,7 @@ class Scaled(torch.nn.Module):
 
 
 @pytest.mark.slow
-def test_the_controller_is_told_the_plan_and_forgets_it_with_the_trainer(
+def test_controller_has_the_plan_of_a_trainer(
     pool: PoolProcesses,
 ) -> None:
     pool.start_worker()
@@ -75,7 +75,7 @@ def plan_of(count: int) -> Plan:
     return Plan(moved=calls, edges=edges)
 
 
-def test_a_plan_that_is_too_long_is_told_in_part_and_says_how_much_is_missing() -> None:
+def test_too_long_plan_is_truncated_with_a_count() -> None:
     whole = json.loads(told_plan(plan_of(5), 1 << 16))
     assert whole["calls_left_out"] == 0
     assert [call["index"] for call in whole["calls"]] == [0, 1, 2, 3, 4]
@@ -90,7 +90,7 @@ def test_a_plan_that_is_too_long_is_told_in_part_and_says_how_much_is_missing() 
         assert all(edge["source"] in known and edge["target"] in known for edge in part["edges"])
 
 
-def test_a_refusal_is_told_as_its_sentence() -> None:
+def test_refused_plan_is_sent_as_its_reason() -> None:
     told = json.loads(told_plan(Plan(refused="it has no graph"), 4096))
     assert told["verdict"] == "no call moves: it has no graph"
     assert told["calls"] == []

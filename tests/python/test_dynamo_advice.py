@@ -38,7 +38,7 @@ for _ in range(12):
 @pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("is_asked", [False, True])
-def test_dynamos_advice_is_given_to_those_who_ask(is_asked: bool) -> None:
+def test_dynamo_advice_is_logged_only_with_torch_logs(is_asked: bool) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     environment.pop("TORCH_LOGS", None)
     if is_asked:
@@ -58,7 +58,7 @@ def test_dynamos_advice_is_given_to_those_who_ask(is_asked: bool) -> None:
     assert is_asked or ran.stderr.splitlines() == ours
 
 
-def test_other_models_are_still_advised() -> None:
+def test_dynamo_advice_for_other_models_is_kept() -> None:
     keep_advice_from_log()
     logger = logging.getLogger("torch._dynamo.convert_frame")
 

@@ -50,7 +50,7 @@ def epoch(loader: Any) -> list[list[float]]:
 @pytest.mark.usefixtures("recovery")
 @pytest.mark.parametrize("num_workers", WORKERS)
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_an_iterator_that_was_advanced_as_it_was_made_goes_on_from_there(
+def test_iterator_advanced_in_init_continues_from_there(
     loader_class: Any, num_workers: int, shuffle: bool
 ) -> None:
     def loader() -> Any:
@@ -71,7 +71,7 @@ def test_an_iterator_that_was_advanced_as_it_was_made_goes_on_from_there(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("recovery")
-def test_a_later_epoch_of_persistent_workers_may_be_advanced(loader_class: Any) -> None:
+def test_later_epoch_of_persistent_workers_can_be_advanced(loader_class: Any) -> None:
     loader = loader_class(
         Computed(21, number), batch_size=4, num_workers=2, persistent_workers=True
     )
@@ -82,7 +82,7 @@ def test_a_later_epoch_of_persistent_workers_may_be_advanced(loader_class: Any) 
 
 
 @pytest.mark.parametrize("num_workers", WORKERS)
-def test_an_order_that_reset_puts_in_place_is_kept(
+def test_order_replaced_in_reset_is_used(
     loader_class: Any, num_workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torchs_init, torchs_reset = BaseIterator.__init__, BaseIterator._reset
@@ -106,7 +106,7 @@ def test_an_order_that_reset_puts_in_place_is_kept(
 
 @pytest.mark.parametrize("num_workers", WORKERS)
 @pytest.mark.parametrize("kind", [BatchSampler, RandomSampler])
-def test_a_replaced_iter_of_torchs_sampler_gives_the_order(
+def test_patched_iter_of_a_torch_sampler_defines_the_order(
     loader_class: Any, num_workers: int, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torchs_iter = kind.__iter__

@@ -47,9 +47,7 @@ def assert_all_is_gone(run: ScriptRun, pids: list[int], loader_name: str) -> Non
 
 
 @pytest.mark.long
-def test_a_program_that_ends_in_the_middle_of_epochs_is_silent(
-    loader_name: str, tmp_path: Path
-) -> None:
+def test_program_ending_within_epochs_is_silent(loader_name: str, tmp_path: Path) -> None:
     """Iterators of all kinds are still alive, as globals, when the interpreter ends."""
     source = f"""{HEAD}
 plain = iter(DataLoader(Gated(1000), batch_size=2, num_workers=2))
@@ -70,7 +68,7 @@ print(sum(float(batch.sum()) for batch in kept))
 
 
 @pytest.mark.long
-def test_an_error_in_the_training_loop_ends_the_program_with_its_traceback_alone(
+def test_training_error_ends_the_program_with_one_traceback(
     loader_name: str, tmp_path: Path
 ) -> None:
     source = f"""{HEAD}
@@ -92,7 +90,7 @@ train()
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("to", ["the trainer", "the whole group"])
-def test_ctrl_c_while_waiting_for_a_batch_is_a_keyboard_interrupt(
+def test_ctrl_c_while_waiting_for_a_batch_raises_keyboard_interrupt(
     loader_name: str, to: str, tmp_path: Path
 ) -> None:
     """The next batch never arrives. The interrupt reaches the loop, and a new loader works."""
@@ -120,9 +118,7 @@ print(len(list(DataLoader(Gated(1000), batch_size=100, num_workers=2))), flush=T
 
 
 @pytest.mark.long
-def test_ctrl_c_that_nobody_catches_ends_the_program_at_once(
-    loader_name: str, tmp_path: Path
-) -> None:
+def test_uncaught_ctrl_c_ends_the_program_at_once(loader_name: str, tmp_path: Path) -> None:
     source = f"""{HEAD}
 from torch.utils.data import RandomSampler
 
@@ -144,9 +140,7 @@ for batch in iterator:
 
 
 @pytest.mark.long
-def test_a_notebook_that_interrupts_and_begins_again_fifty_times_gathers_nothing(
-    loader_name: str, tmp_path: Path
-) -> None:
+def test_repeated_notebook_interrupts_accumulate_nothing(loader_name: str, tmp_path: Path) -> None:
     """A cell is interrupted while it waits for a batch, or anywhere else, and run again.
 
     Torch's loader only has to continue: an interrupt that hits its threads leaves their
@@ -193,7 +187,9 @@ print(after[1][0] <= after[0][0] + 1, after[1][1] <= after[0][1] + 1, after[1][2
 
 
 @pytest.mark.long
-def test_workers_of_a_killed_trainer_go_and_leave_nothing(loader_name: str, tmp_path: Path) -> None:
+def test_workers_of_a_killed_trainer_exit_and_leave_nothing(
+    loader_name: str, tmp_path: Path
+) -> None:
     source = f"""{HEAD}
 iterator = iter(DataLoader(Gated(1000), batch_size=2, num_workers=2))
 kept = [next(iterator) for _ in range(3)]
@@ -207,7 +203,7 @@ os.read(reader, 1)
         assert_all_is_gone(run, pids, loader_name)
 
 
-def test_a_killed_program_leaves_no_shared_memory(loader_name: str, tmp_path: Path) -> None:
+def test_killed_program_leaves_no_shared_memory(loader_name: str, tmp_path: Path) -> None:
     """The trainer and its workers die at the same moment: no process is left to clean up.
 
     Torch's workers name their shared memory for a moment while they make it, so each may die in it.
@@ -234,9 +230,7 @@ os.read(reader, 1)
 
 
 @pytest.mark.long
-def test_the_main_module_s_own_classes_reach_spawned_workers(
-    loader_name: str, tmp_path: Path
-) -> None:
+def test_classes_of_the_main_module_reach_spawned_workers(loader_name: str, tmp_path: Path) -> None:
     source = """
 from torch.utils.data import Dataset
 from torch.utils.data import DataLoader

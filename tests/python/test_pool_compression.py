@@ -54,7 +54,7 @@ def expect_same(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> Non
 
 
 @pytest.mark.long
-def test_a_slow_link_is_given_fewer_bytes(pool: PoolProcesses, to_pieces: TcpProxy) -> None:
+def test_slow_connection_compresses_batches(pool: PoolProcesses, to_pieces: TcpProxy) -> None:
     to_pieces.limit(SLOW)
     options: dict[str, Any] = {"batch_size": 32, "shuffle": True}
     expected = batches_of(DataLoader(Tokens(1600), seeding="batch", **options))
@@ -69,7 +69,7 @@ def test_a_slow_link_is_given_fewer_bytes(pool: PoolProcesses, to_pieces: TcpPro
 
 
 @pytest.mark.long
-def test_batches_that_are_kept_stay_as_they_are(pool: PoolProcesses, to_pieces: TcpProxy) -> None:
+def test_kept_compressed_batches_stay_unchanged(pool: PoolProcesses, to_pieces: TcpProxy) -> None:
     to_pieces.limit(SLOW)
     options: dict[str, Any] = {"batch_size": 32}
     torch.manual_seed(5)

@@ -31,7 +31,7 @@ def moved(pool: InProcessPool) -> set[str]:
     return {call.operator.partition(" at ")[0] for call in pool.plan.moved}
 
 
-def test_one_wrong_operator_goes_back_and_the_others_stay(caplog: pytest.LogCaptureFixture) -> None:
+def test_only_the_wrong_operator_returns_to_the_trainer(caplog: pytest.LogCaptureFixture) -> None:
     case = Case("", TwoBranches, rows, CASES[5].loss, True)
     pool = InProcessPool(batches_of(case))
     pool.spoiled = "aten::log1p"
@@ -39,13 +39,13 @@ def test_one_wrong_operator_goes_back_and_the_others_stay(caplog: pytest.LogCapt
     assert train(model, pool, case.loss) == eager_trace(case)
     assert moved(pool) == {"mul", "cos", "abs"}
     [warning] = warnings_of(caplog)
-    assert "result of log1p at test_offload_proof.py" in warning
+    assert "result of log1p at test_offload_comparison.py" in warning
     assert "in batch 1 of epoch 0" in warning
     kept = {call.operator.partition(" at ")[0]: call.reason for call in pool.plan.kept}  # type: ignore[union-attr]
     assert kept["log1p"] == "a worker's result of it differed from the trainer's own"
 
 
-def test_the_batches_that_were_not_compared_are_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_warning_names_the_uncompared_batches(caplog: pytest.LogCaptureFixture) -> None:
     pool = InProcessPool([])
     model, reference = (
         offload(fresh(TwoBranches), pool, cut="maximal", verify_every=10),
@@ -61,7 +61,7 @@ def test_the_batches_that_were_not_compared_are_named(caplog: pytest.LogCaptureF
     assert "since the last one that was right: batch 2 to 9 of epoch 0" in warning
 
 
-def test_batches_that_were_under_way_are_computed_anew() -> None:
+def test_outstanding_batches_are_recomputed_after_a_mismatch() -> None:
     pool = InProcessPool([])
     model, reference = (
         offload(fresh(TwoBranches), pool, cut="maximal", verify_every=3),
@@ -76,7 +76,7 @@ def test_batches_that_were_under_way_are_computed_anew() -> None:
     assert moved(pool) == {"mul", "cos", "abs"}
 
 
-def test_after_a_report_every_other_cut_is_compared_before_it_is_used() -> None:
+def test_mismatch_makes_other_cuts_be_compared_before_use() -> None:
     pool = InProcessPool([])
     model, reference = (
         offload(fresh(TwoBranches), pool, cut="maximal", verify_every=4),
@@ -97,7 +97,7 @@ def test_after_a_report_every_other_cut_is_compared_before_it_is_used() -> None:
     assert reports[-1]
 
 
-def test_a_worker_that_is_always_wrong_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+def test_cut_is_abandoned_if_workers_are_always_wrong(caplog: pytest.LogCaptureFixture) -> None:
     case = CASES[0]
     pool = InProcessPool([case.make_batch(k % 6) for k in range(20)])
     pool.spoil = True
@@ -109,7 +109,7 @@ def test_a_worker_that_is_always_wrong_is_given_up(caplog: pytest.LogCaptureFixt
     assert "interpolate at cut_models.py" in warnings_of(caplog)[0]
 
 
-def test_a_wrong_worker_is_found_out_in_any_graph(
+def test_cut_of_several_graphs_is_refused_after_many_mismatches(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.cut.cut_context.MISTRUSTS_MAX", 3)
@@ -124,7 +124,7 @@ def test_a_wrong_worker_is_found_out_in_any_graph(
     assert 4 <= len(warnings_of(caplog)) <= 8
 
 
-def test_worker_that_is_wrong_is_found_at_its_first_batch_whichever_it_is(
+def test_first_batch_of_each_worker_is_compared(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     pool = InProcessPool([])
@@ -138,10 +138,10 @@ def test_worker_that_is_wrong_is_found_at_its_first_batch_whichever_it_is(
         batch = pool.deliver(torch.randn(10, 20))
         assert bits(model(batch)) == bits(reference(batch.clone()))
     [warning] = warnings_of(caplog)
-    assert "result of log1p at test_offload_proof.py" in warning
+    assert "result of log1p at test_offload_comparison.py" in warning
 
 
-def test_batches_are_named_in_runs() -> None:
+def test_unchecked_batches_are_listed_as_ranges() -> None:
     unchecked = UncheckedBatches()
     assert "No batch" in str(unchecked)
     for batch in [(0, 7), (0, 8), (0, 8), (0, 9), (0, 12), (1, 0), (1, 1)]:
@@ -150,7 +150,7 @@ def test_batches_are_named_in_runs() -> None:
     assert text.endswith("batch 7 to 9 of epoch 0, 12 of epoch 0, 0 to 1 of epoch 1")
 
 
-def test_batches_that_are_never_compared_take_no_memory() -> None:
+def test_memory_of_unchecked_batches_is_bounded() -> None:
     """`verify_every=10**9` kept a tuple for each step."""
     unchecked = UncheckedBatches()
     for epoch in range(200):

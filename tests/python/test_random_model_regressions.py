@@ -120,26 +120,26 @@ STAYS: dict[str, Program] = {
 
 
 @pytest.mark.parametrize("program", MOVES.values(), ids=MOVES.keys())
-def test_moves_and_trains_as_eager_does(program: Program) -> None:
+def test_formerly_wrong_program_moves_and_matches_eager(program: Program) -> None:
     outcome = check(program)
     assert outcome.refused is None
     assert outcome.moved and outcome.shipped_count
 
 
 @pytest.mark.parametrize("program", STAYS.values(), ids=STAYS.keys())
-def test_stays_and_trains_as_eager_does(program: Program) -> None:
+def test_unsupported_program_stays_and_matches_eager(program: Program) -> None:
     outcome = check(program)
     assert outcome.refused is not None
     assert not outcome.moved
 
 
-def test_a_size_that_depends_on_contents_is_never_asserted() -> None:
+def test_data_dependent_size_is_not_asserted() -> None:
     """Runtime assertion failed for expression u0 >= 8"""
     lines = ("v0 = torch.masked_select(x, x > 9.0)", "v1 = torch.zeros(1) < v0[:1]")
     check(Program(lines=lines, features=("x",)))
 
 
-def test_a_batch_of_another_size_puts_no_error_of_torchs_into_the_log(
+def test_other_batch_size_logs_no_torch_errors(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """ERROR torch._subclasses.fake_tensor: failed while attempting to run meta for aten.addbmm"""

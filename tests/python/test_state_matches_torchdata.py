@@ -152,9 +152,7 @@ def resumed(loader_class: Any, case: Any, workers: int, count: int | None) -> li
 @pytest.mark.parametrize("count", [0, 1, 3, 5, None])
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_the_rest_and_the_next_epoch_are_torchdatas(
-    case: Any, workers: int, count: int | None
-) -> None:
+def test_resumed_and_next_epoch_match_torchdata(case: Any, workers: int, count: int | None) -> None:
     expected, seen = (resumed(each, case, workers, count) for each in LOADERS)
     if (workers, count) == (0, None) and case in PLACED_AT_THE_END:
         assert expected[1] == [], "torchdata puts the new epoch to the end of the last one"
