@@ -22,7 +22,7 @@ _VERSIONS = Path(__file__).resolve().parents[1] / "python" / "penstock" / "_vers
 _NEWEST_FOR = {(3, 10): "2.14"}
 
 
-def torch_to_build_beside() -> str:
+def torch_to_build_with() -> str:
     """A requirement of pip's. Ends the build for a torch that penstock is not for."""
     text = _VERSIONS.read_text(encoding="utf-8")
     minors = re.findall(r'"(\d+\.\d+)"', text.partition("TORCH_MINORS =")[2])
@@ -34,8 +34,8 @@ def torch_to_build_beside() -> str:
 
 
 def get_requires_for_build_wheel(config_settings: Any = None) -> list[str]:
-    return [*build_meta.get_requires_for_build_wheel(config_settings), torch_to_build_beside()]
+    return [*build_meta.get_requires_for_build_wheel(config_settings), torch_to_build_with()]
 
 
 def get_requires_for_build_editable(config_settings: Any = None) -> list[str]:
-    return [*build_meta.get_requires_for_build_editable(config_settings), torch_to_build_beside()]
+    return [*build_meta.get_requires_for_build_editable(config_settings), torch_to_build_with()]

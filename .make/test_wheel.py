@@ -27,7 +27,7 @@ COMPILERS = ("cc", "gcc", "g++", "clang", "clang++", "cmake", "ninja", "make", "
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     print(f"== {text}", flush=True)
 
 
@@ -150,7 +150,7 @@ def main() -> None:
         sys.exit(f"dist/ has no wheel for {tag}; `make wheels` builds one")
     for wheel in wheels:
         for minor in torches:
-            say(f"{wheel.name} with torch {minor}")
+            log(f"{wheel.name} with torch {minor}")
             folder = BUILD / f"run-{minor}"
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
@@ -158,7 +158,7 @@ def main() -> None:
             without_a_compiler(programs, minor, folder)
             with_a_compiler(programs, minor, folder)
         on_another_c_library(wheel.absolute(), BUILD)
-    say("the wheel works")
+    log("the wheel works")
 
 
 if __name__ == "__main__":

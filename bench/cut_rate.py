@@ -79,15 +79,15 @@ def serve(args: argparse.Namespace) -> None:
     if args.kind != "eager":
         check_plan(loader)
     advance(steps, WARMUP_STEPS, args.warmup)
-    say({"losses": [_bits(loss) for loss in losses], "cores": cores})
+    emit({"losses": [_bits(loss) for loss in losses], "cores": cores})
     plan = loader.plan
     for line in sys.stdin:
         advance(steps, LEAD_STEPS, LEAD_S)
-        say(measure_slice(loader, steps, batches, float(line)))
+        emit(measure_slice(loader, steps, batches, float(line)))
     if args.kind != "eager":
         changes_before, plan = _changes(plan), loader.plan
         print(plan, file=sys.stderr)
-        say(
+        emit(
             {
                 "moved": [call.operator for call in plan.moved],
                 "moved_calls": float(len(plan.moved)),
@@ -139,7 +139,7 @@ def measure_slice(
     }
 
 
-def say(result: dict[str, Any]) -> None:
+def emit(result: dict[str, Any]) -> None:
     print(json.dumps(result), flush=True)
 
 

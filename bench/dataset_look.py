@@ -81,11 +81,11 @@ def _measure(dataset: Any, rounds: int, sender: Any) -> None:
         looked = fingerprint(dataset, default_collate, cost_s_max=ENDLESS_S)
         times.append(1e3 * (time.perf_counter() - began_at))
         assert isinstance(looked, Fingerprint)
-    estimate_s = _least_allowed(lambda allowed_s: _can_look(dataset, allowed_s))
+    estimate_s = _least_allowed(lambda allowed_s: _can_fingerprint(dataset, allowed_s))
     sender.send({"first_ms": times[:1], "again_ms": times[1:], "estimate_ms": [1e3 * estimate_s]})
 
 
-def _can_look(dataset: Any, allowed_s: float) -> bool:
+def _can_fingerprint(dataset: Any, allowed_s: float) -> bool:
     return fingerprint(dataset, default_collate, cost_s_max=allowed_s) is not None
 
 

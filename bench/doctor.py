@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from figures import MeasurementError, Record, add_report_options, report, say, summary
+from figures import MeasurementError, Record, add_report_options, log, report, summary
 from table import aligned, number
 from workloads import WORKLOADS
 
@@ -93,14 +93,14 @@ def advised(workload: str, args: argparse.Namespace) -> dict[str, Any]:
 
 def measure_workload(workload: str, args: argparse.Namespace) -> Record:
     draw = random.Random(0)
-    say(f"{workload}: the full search")
+    log(f"{workload}: the full search")
     facts = searched(workload, args, draw)
-    say(f"{workload}: the doctor")
+    log(f"{workload}: the doctor")
     facts |= advised(workload, args)
     ratios, rates = [], []
     pair = [facts["best"], facts["advice"]]
     for round_index in range(args.rounds):
-        say(f"{workload}: round {round_index + 1} of {args.rounds}")
+        log(f"{workload}: round {round_index + 1} of {args.rounds}")
         if pair[0] == pair[1]:
             rates.append(timed(workload, [pair[1]], args)[0])
             ratios.append(1.0)
@@ -117,7 +117,7 @@ def measure_workload(workload: str, args: argparse.Namespace) -> Record:
 def measure_all(args: argparse.Namespace) -> Iterator[Record]:
     for workload in args.only or WORKLOADS:
         yield measure_workload(workload, args)
-    say("")
+    log("")
 
 
 def render(found: list[Record]) -> str:
@@ -129,8 +129,8 @@ def render(found: list[Record]) -> str:
             [
                 f"`{record['name'].split('/')[1]}`",
                 f"{number(facts['ones_batches_per_s'])}/s",
-                f"{_spoken(facts['best'])}: {number(facts['best_batches_per_s'])}/s",
-                f"{_spoken(facts['advice'])}: {number(facts['advice_batches_per_s'])}/s",
+                f"{_format(facts['best'])}: {number(facts['best_batches_per_s'])}/s",
+                f"{_format(facts['advice'])}: {number(facts['advice_batches_per_s'])}/s",
                 str(facts["trials"]),
                 facts["limit"],
                 f"{record['median']:.2f} ({record['p10']:.2f} to {record['p90']:.2f})",
@@ -139,7 +139,7 @@ def render(found: list[Record]) -> str:
     return aligned([head, *rows])
 
 
-def _spoken(options: Options) -> str:
+def _format(options: Options) -> str:
     return "/".join(str(options[name]) for name in ONES)
 
 

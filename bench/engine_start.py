@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent / "tests" / "python"))
 
 ENGINES = ("local", "slurm", "ray")
-TURN_S = 0.005
+POLL_S = 0.005
 LIMIT_S = 120.0
 
 
@@ -61,7 +61,7 @@ def import_s(title: str, pool: Any, number: int) -> float:
     while not path.exists():
         if time.monotonic() - begun > LIMIT_S:
             raise TimeoutError(f"the engine {title} started no process within {LIMIT_S:g} s")
-        time.sleep(TURN_S)
+        time.sleep(POLL_S)
     took = time.monotonic() - begun
     while engine.workers():
         time.sleep(0.1)

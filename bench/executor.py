@@ -23,9 +23,9 @@ from figures import (
     MeasurementError,
     Record,
     add_report_options,
+    log,
     median_interval,
     report,
-    say,
     summary,
 )
 
@@ -56,7 +56,7 @@ def measure_case(case: str, args: argparse.Namespace) -> list[Record]:
     ]
     rounds: list[Measurement] = []
     for index in range(args.rounds):
-        say(f"{case}: round {index + 1} of {args.rounds}")
+        log(f"{case}: round {index + 1} of {args.rounds}")
         rounds.append(run_rate(case, *arguments, "--seed", str(index)))
     parameters = {
         "threads": 1,
@@ -185,7 +185,7 @@ def measure_cases(names: list[str], args: argparse.Namespace) -> Iterator[Record
             # installed.
             if not args.zoo or "other bits" in str(err):
                 raise
-            say(f"skipped: {err}")
+            log(f"skipped: {err}")
 
 
 def main() -> int:

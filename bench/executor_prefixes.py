@@ -17,7 +17,7 @@ from cut_workloads import WORKLOADS, OneGraph, class_loss
 from torch import nn
 from torch.utils.data import default_collate
 
-from penstock.cut.prefix_compiler import CompileJob, OfLeaves
+from penstock.cut.prefix_compiler import CompileJob, LeafModule
 from penstock.graph.capture import capture_whole, classify, tie_sizes
 from penstock.graph.lowering import lower
 from penstock.graph.planning import CutOptions, plan_cut
@@ -146,6 +146,6 @@ def prefix_of(
         planned.prefix,
         [constant.detach().clone() for constant in planned.prefix_constants],
         leaves,
-        OfLeaves(CompileJob(planned.reference, others, used)),
+        LeafModule(CompileJob(planned.reference, others, used)),
         [leaf for _, leaf in used],
     )

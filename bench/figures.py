@@ -57,7 +57,7 @@ def add_window_options(
     add("--warmup", type=float, default=warmup, help="seconds before a window")
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     """A line on the progress of a bench."""
     print(text, file=sys.stderr, flush=True)
 
@@ -67,7 +67,7 @@ def show_progress(text: str) -> None:
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
     else:
-        say(text)
+        log(text)
 
 
 def report(

@@ -41,7 +41,7 @@ START_S_MAX = 120.0
 TRAINER_S_MAX = 120.0
 IDLE_S_MAX = 30.0
 SETTLE_S = 2.0
-TURN_S = 0.02
+POLL_S = 0.02
 ALL = "all"
 KINDS = ("worker", "server", "warm", "job", "other", ALL)
 
@@ -61,7 +61,7 @@ class Pool:
 
 
 @dataclass(slots=True)
-class Seen:
+class Measurements:
     """The measurements of one Python."""
 
     first_job_s: list[float] = field(default_factory=list)
@@ -83,8 +83,8 @@ def started_pool(python: str, worker_count: int) -> Iterator[Pool]:
         def start(*arguments: str, count: int = 1) -> tuple[int, str]:
             return stack.enter_context(command(python, arguments, folder, environment, count))
 
-        _, said = start("controller", "--bind", "tcp://127.0.0.1:0")
-        address = said.split("listens at ")[1].split(",")[0]
+        _, last_output = start("controller", "--bind", "tcp://127.0.0.1:0")
+        address = last_output.split("listens at ")[1].split(",")[0]
         workers = ("--controller", address, "--processes", str(worker_count))
         supervisor_pid, _ = start("worker", *workers, count=worker_count)
         yield Pool(folder, environment, address, supervisor_pid)
@@ -107,12 +107,12 @@ def command(
             preexec_fn=end_with_parent,
         )
     try:
-        yield process.pid, where_it_listens(python, process, log, count)
+        yield process.pid, wait_for_endpoint(python, process, log, count)
     finally:
         end_process(process, signal.SIGTERM)
 
 
-def where_it_listens(python: str, process: subprocess.Popen[bytes], log: Path, count: int) -> str:
+def wait_for_endpoint(python: str, process: subprocess.Popen[bytes], log: Path, count: int) -> str:
     deadline = time.monotonic() + START_S_MAX
     while True:
         has_ended = process.poll() is not None
@@ -121,9 +121,9 @@ def where_it_listens(python: str, process: subprocess.Popen[bytes], log: Path, c
         if len(listening) >= count:
             return listening[-1]
         if has_ended or time.monotonic() > deadline:
-            said = lines[-1] if lines else "no output"
-            raise PoolError(f"the {log.stem} of {python} did not start: {said}")
-        time.sleep(TURN_S)
+            last_output = lines[-1] if lines else "no output"
+            raise PoolError(f"the {log.stem} of {python} did not start: {last_output}")
+        time.sleep(POLL_S)
 
 
 def train(python: str, pool: Pool) -> dict[str, float]:
@@ -137,8 +137,10 @@ def train(python: str, pool: Pool) -> dict[str, float]:
         timeout=TRAINER_S_MAX,
     )
     if done.returncode != 0:
-        said = done.stderr.strip().splitlines() or ["no output"]
-        raise PoolError(f"a trainer of {python} exited with code {done.returncode}: {said[-1]}")
+        last_output = done.stderr.strip().splitlines() or ["no output"]
+        raise PoolError(
+            f"a trainer of {python} exited with code {done.returncode}: {last_output[-1]}"
+        )
     timed: dict[str, float] = json.loads(done.stdout)
     return timed
 
@@ -167,7 +169,7 @@ def idle_bytes(pool: Pool) -> dict[str, int]:
     while "job" in kinds_of(pool.supervisor_pid).values():
         if time.monotonic() > deadline:
             raise PoolError(f"a job process still runs {IDLE_S_MAX:.0f} s after its trainer ended")
-        time.sleep(TURN_S)
+        time.sleep(POLL_S)
     time.sleep(SETTLE_S)
     found: Counter[str] = Counter()
     for pid, kind in kinds_of(pool.supervisor_pid).items():
@@ -184,7 +186,7 @@ def pss_bytes(pid: int) -> int:
         ) from None
 
 
-def measure_round(python: str, jobs: int, worker_count: int, seen: Seen) -> None:
+def measure_round(python: str, jobs: int, worker_count: int, seen: Measurements) -> None:
     with started_pool(python, worker_count) as pool:
         seen.before.append(idle_bytes(pool))
         for job in range(jobs):
@@ -194,12 +196,12 @@ def measure_round(python: str, jobs: int, worker_count: int, seen: Seen) -> None
         seen.after.append(idle_bytes(pool))
 
 
-def measure(args: argparse.Namespace) -> tuple[dict[str, Seen], float]:
+def measure(args: argparse.Namespace) -> tuple[dict[str, Measurements], float]:
     """The measurements of each Python, and how many cores others used meanwhile."""
     for python in args.python:  # brings the files into memory
         with started_pool(python, args.workers) as pool:
             train(python, pool)
-    seen = {python: Seen() for python in args.python}
+    seen = {python: Measurements() for python in args.python}
     begin, busy_s = time.perf_counter(), process_tree.machine_busy_s()
     own_s = process_tree.usage(os.getpid()).cpu_s
     for turn in range(args.rounds):
@@ -212,7 +214,7 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, Seen], float]:
 
 
 def records(
-    seen: dict[str, Seen], foreign_cores: float, args: argparse.Namespace
+    seen: dict[str, Measurements], foreign_cores: float, args: argparse.Namespace
 ) -> Iterator[Record]:
     from figures import summary
 
@@ -312,7 +314,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     args = parse_arguments()
-    measured: tuple[dict[str, Seen], float] = ({}, 0.0)
+    measured: tuple[dict[str, Measurements], float] = ({}, 0.0)
     if args.read is None:
         try:
             measured = measure(args)

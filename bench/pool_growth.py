@@ -25,7 +25,7 @@ import one_process
 import pool_samples
 import process_tree
 import torch
-from figures import MeasurementError, Record, add_report_options, report, say, summary
+from figures import MeasurementError, Record, add_report_options, log, report, summary
 from growth_picture import draw
 from pool_host import PoolError, PoolHost, StartedWorker
 from table import aligned, by_parameter, metric_cells
@@ -180,7 +180,7 @@ def measure_all(args: argparse.Namespace) -> Iterator[Record]:
         with tempfile.TemporaryDirectory() as folder, PoolHost(Path(folder)) as host:
             growth = Growth(host, args)
             for worker_count in args.workers:
-                say(f"{worker_count} workers")
+                log(f"{worker_count} workers")
                 stages.append(growth.grow(worker_count))
                 yield from records(stages[-1], stages[0], args)
             del growth

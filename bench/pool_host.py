@@ -34,7 +34,7 @@ END_S_MAX = 20.0
 LISTENS = re.compile(
     r"listens at (?P<endpoint>tcp://\S+) .*id (?P<worker_id>[0-9a-f]{16}), process (?P<pid>\d+)$"
 )
-_TURN_S = 0.02
+_POLL_S = 0.02
 _REAP_S = 0.2
 _PR_SET_PDEATHSIG = 1
 
@@ -115,7 +115,7 @@ class PoolHost:
 
     def start_workers(self, count: int) -> None:
         """Has them started, and returns immediately; ``take_news`` reports when they are there."""
-        self._tell({"start": count, "controller": self.endpoint, "keys": self.keys,
+        self._send_order({"start": count, "controller": self.endpoint, "keys": self.keys,
                     "bind": f"tcp://{self.address}:0"})  # fmt: skip
 
     def start_command(self, count: int) -> None:
@@ -136,19 +136,19 @@ class PoolHost:
         deadline = time.monotonic() + START_S_MAX
         while len(self.workers) < count:
             has_ended = self._command.poll() is not None
-            said = log.read_text()
+            log_text = log.read_text()
             self.workers = [
                 StartedWorker(found["worker_id"], int(found["pid"]), found["endpoint"], 0)
-                for found in map(LISTENS.search, said.splitlines())
+                for found in map(LISTENS.search, log_text.splitlines())
                 if found is not None
             ]
             if has_ended or time.monotonic() > deadline:
-                raise PoolError(f"the workers of the bench did not start: {said.strip()!r}")
-            time.sleep(_TURN_S)
+                raise PoolError(f"the workers of the bench did not start: {log_text.strip()!r}")
+            time.sleep(_POLL_S)
 
     def end_worker(self, pid: int, number: int = signal.SIGTERM) -> None:
         """Sends a worker a signal."""
-        self._tell({"pid": pid, "signal": int(number)})
+        self._send_order({"pid": pid, "signal": int(number)})
         self.workers = [worker for worker in self.workers if worker.pid != pid]
 
     def take_news(self, timeout_s: float = 0.0) -> list[StartedWorker]:
@@ -187,7 +187,7 @@ class PoolHost:
         if self._controller is not None:
             end_process(self._controller, signal.SIGTERM)
 
-    def _tell(self, order: dict[str, Any]) -> None:
+    def _send_order(self, order: dict[str, Any]) -> None:
         assert self._nursery is not None and self._nursery.stdin is not None
         self._nursery.stdin.write(json.dumps(order).encode() + b"\n")
         self._nursery.stdin.flush()
@@ -265,7 +265,7 @@ def _fork_worker(spec: PoolWorkerSpec, code_root: str) -> int:
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
-        run_worker(spec, code_root, _say_where, lambda text: print(text, file=sys.stderr))
+        run_worker(spec, code_root, _report_endpoint, lambda text: print(text, file=sys.stderr))
         code = 0
     except Exception as error:
         print(f"a worker of the bench ended: {error}", file=sys.stderr)
@@ -273,7 +273,7 @@ def _fork_worker(spec: PoolWorkerSpec, code_root: str) -> int:
         os._exit(code)
 
 
-def _say_where(server: Any) -> None:
+def _report_endpoint(server: Any) -> None:
     line = {"worker_id": f"{server.worker_id:016x}", "pid": os.getpid(),
             "endpoint": server.endpoint, "listens_ns": time.monotonic_ns()}  # fmt: skip
     os.write(1, json.dumps(line).encode() + b"\n")

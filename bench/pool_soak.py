@@ -24,7 +24,7 @@ import one_process
 import pool_samples
 import process_tree
 import torch
-from figures import MeasurementError, Record, add_report_options, report, say, summary
+from figures import MeasurementError, Record, add_report_options, log, report, summary
 from pool_host import PoolError, PoolHost
 
 SAMPLES_PER_BATCH = 4
@@ -85,7 +85,7 @@ def soak(host: PoolHost, args: argparse.Namespace) -> tuple[list[Counts], list[f
         seconds.append(time.perf_counter() - begin)
         host.wait_for_workers(1)
         after.append(count_all(host, steady))
-        say(f"epoch {epoch + 1} of {args.epochs}: {seconds[-1]:.1f} s, {left_count} have left")
+        log(f"epoch {epoch + 1} of {args.epochs}: {seconds[-1]:.1f} s, {left_count} have left")
     return after, seconds, left_count
 
 

@@ -24,9 +24,9 @@ from figures import (
     Record,
     add_report_options,
     add_window_options,
+    log,
     median_interval,
     report,
-    say,
     summary,
 )
 from pool_host import PoolError, PoolHost
@@ -122,7 +122,7 @@ def run_loader(
 def measure_size(case: str, host: PoolHost, args: argparse.Namespace) -> Iterator[Record]:
     rounds: list[Round] = []
     for index in range(args.rounds):
-        say(f"{case}: round {index + 1} of {args.rounds}")
+        log(f"{case}: round {index + 1} of {args.rounds}")
         found = {} if args.loader_only else run_micro(SIZES[case], args)
         found["loader"] = run_loader(host, SIZES[case], args, prefix=[])
         rounds.append(found)
@@ -139,7 +139,7 @@ def measure_link(args: argparse.Namespace) -> Iterator[Record]:
             for name, size in SIZES.items():
                 rounds: list[Round] = []
                 for index in range(args.rounds):
-                    say(f"link, {name}: round {index + 1} of {args.rounds}")
+                    log(f"link, {name}: round {index + 1} of {args.rounds}")
                     found = run_loader(
                         host,
                         size,
@@ -186,7 +186,7 @@ def measure_all(args: argparse.Namespace) -> Iterator[Record]:
     except shaped_link.NoLinkError as error:
         if "link" in args.only:
             raise MeasurementError(f"link: {error}; run it as root") from error
-        say(f"link is skipped: {error}")
+        log(f"link is skipped: {error}")
 
 
 def table(everything: list[Record]) -> str:

@@ -53,15 +53,15 @@ def read(pool: str, keys: str, rank: int, world_size: int, end: threading.Event)
     return count
 
 
-def be_ranks(given: dict[str, Any]) -> None:
+def run_rank_threads(given: dict[str, Any]) -> None:
     """Reads as these ranks until a line arrives, and prints how many batches each has had."""
     end = threading.Event()
     counts: dict[int, int] = {}
 
-    def be_rank(rank: int) -> None:
+    def run_rank(rank: int) -> None:
         counts[rank] = read(given["pool"], given["keys"], rank, given["world_size"], end)
 
-    threads = [threading.Thread(target=be_rank, args=(rank,)) for rank in given["ranks"]]
+    threads = [threading.Thread(target=run_rank, args=(rank,)) for rank in given["ranks"]]
     for thread in threads:
         thread.start()
     sys.stdin.readline()
@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     if args.ranks_of:
-        return be_ranks(json.loads(args.ranks_of))
+        return run_rank_threads(json.loads(args.ranks_of))
     print("| ranks | processes | ranks with a worker | controller, CPU ms per second | MB |")
     print("| --- | --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as folder, PoolHost(Path(folder)) as pool:

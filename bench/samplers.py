@@ -48,7 +48,7 @@ def share_error(weights: list[float], sample_count: int, change_count: int) -> f
         lengths, weights, when_exhausted="repeat", num_samples=sample_count * (change_count + 1)
     )
     order = iter(sampler)
-    chooser = np.random.default_rng(2)
+    rng = np.random.default_rng(2)
     worst = 0.0
     for _ in range(change_count + 1):
         shares = np.array(sampler.weights) / sum(sampler.weights)
@@ -56,7 +56,7 @@ def share_error(weights: list[float], sample_count: int, change_count: int) -> f
         given = np.cumsum(sources[:, None] == np.arange(len(weights)), axis=0)
         expected = np.arange(1, sample_count + 1)[:, None] * shares
         worst = max(worst, float(np.abs(given - expected).max()))
-        sampler.set_weights(chooser.permutation(weights).tolist())
+        sampler.set_weights(rng.permutation(weights).tolist())
     return worst
 
 

@@ -28,7 +28,7 @@ WORKER_COUNT = 2
 WARM_UP = 200
 
 
-class Kept(torch.utils.data.Dataset[torch.Tensor]):
+class ConstantTensor(torch.utils.data.Dataset[torch.Tensor]):
     """Always the same tensor."""
 
     def __init__(self, size_kib: int, is_shared: bool) -> None:
@@ -48,7 +48,7 @@ def rate(kind: str, size_kib: int, seconds: float) -> float:
     torch.set_num_threads(1)
     loader_class, is_shared = KINDS[kind]
     sampler = torch.utils.data.SequentialSampler(range(1 << 24))
-    dataset = Kept(size_kib, is_shared)
+    dataset = ConstantTensor(size_kib, is_shared)
     iterator = iter(
         loader_class(dataset, batch_size=None, sampler=sampler, num_workers=WORKER_COUNT)
     )

@@ -28,9 +28,9 @@ from figures import (
     Record,
     add_report_options,
     add_window_options,
+    log,
     median_interval,
     report,
-    say,
     summary,
 )
 from pool_host import PoolError, PoolHost
@@ -106,7 +106,7 @@ def measure_case(case: str, args: argparse.Namespace) -> Iterator[Record]:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             jobs[kind] = Job(kind, stack.enter_context(PoolHost(Path(folder))), ROW_BYTES[case])
         for index in range(args.rounds):
-            say(f"{case}: round {index + 1} of {args.rounds}")
+            log(f"{case}: round {index + 1} of {args.rounds}")
             for kind in KINDS[:: -1 if index % 2 else 1]:
                 found[kind].append(jobs[kind].measure(args.warmup, args.seconds))
         jobs.clear()  # the loaders, before their pools

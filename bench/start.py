@@ -95,8 +95,8 @@ def start(python: str, case: Case, address: str, environment: dict[str, str]) ->
         measured: dict[str, float] = json.loads(done.stdout)
         if measured.pop("code") in case.codes:
             return measured
-    said = done.stderr.strip().splitlines() or ["no output"]
-    raise MeasurementError(f"{python} {' '.join(arguments)}: {said[-1]}")
+    output_lines = done.stderr.strip().splitlines() or ["no output"]
+    raise MeasurementError(f"{python} {' '.join(arguments)}: {output_lines[-1]}")
 
 
 def measure(args: argparse.Namespace) -> Iterator[Record]:

@@ -33,9 +33,9 @@ from figures import (
     Record,
     add_report_options,
     add_window_options,
+    log,
     median_interval,
     report,
-    say,
     summary,
 )
 from pool_host import PoolError, PoolHost
@@ -74,12 +74,12 @@ class StrangerProcess:
             return
         self._process.send_signal(signal.SIGTERM)
         try:
-            said, _ = self._process.communicate(timeout=END_S_MAX)
+            output, _ = self._process.communicate(timeout=END_S_MAX)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            said, _ = self._process.communicate()
-        if said:
-            self.result = json.loads(said)
+            output, _ = self._process.communicate()
+        if output:
+            self.result = json.loads(output)
 
     @property
     def cpu_s(self) -> float:
@@ -196,7 +196,7 @@ def measure_all(args: argparse.Namespace) -> Iterator[Record]:
                     turn = KINDS[first:] + KINDS[:first]
                     for kind in turn:
                         found[kind].append(job.measure(kind, ports))
-                        say(f"round {round_index + 1}: {kind}: {found[kind][-1]}")
+                        log(f"round {round_index + 1}: {kind}: {found[kind][-1]}")
         except PoolError as error:
             raise MeasurementError(str(error)) from error
         except PermissionError as error:

@@ -79,7 +79,7 @@ def parse_arguments(description: str | None) -> argparse.Namespace:
 
 
 def _at_least(lowest: int) -> Callable[[str], int]:
-    def whole_number(text: str) -> int:
+    def integer(text: str) -> int:
         try:
             value = int(text)
         except ValueError:
@@ -88,7 +88,7 @@ def _at_least(lowest: int) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(f"{value} is too low; give {lowest} or more")
         return value
 
-    return whole_number
+    return integer
 
 
 def _above_zero(text: str) -> float:

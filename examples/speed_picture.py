@@ -53,7 +53,7 @@ def draw(runs: Sequence[Run], equal: bool, path: Path) -> None:
         | {"width": str(WIDTH), "height": str(height), "role": "img"},
     )
     svg.append(ElementTree.Comment(" SPDX-License-Identifier: Apache-2.0 "))
-    ElementTree.SubElement(svg, "title").text = _told(runs)
+    ElementTree.SubElement(svg, "title").text = _svg_title(runs)
     style = ElementTree.SubElement(svg, "style")
     style.text = (
         f"text {{ font: 13px sans-serif; fill: {TEXT} }} .head {{ font-weight: bold }}"
@@ -78,7 +78,7 @@ def _verdict(runs: Sequence[Run], equal: bool) -> str:
     return f"One training with each loader, {steps} each: {verdict}."
 
 
-def _told(runs: Sequence[Run]) -> str:
+def _svg_title(runs: Sequence[Run]) -> str:
     rates = (f"{run.samples_per_s:.0f} with {LABELS[run.way]}" for run in runs)
     return f"Photographs per second: {', '.join(rates)}"
 

@@ -59,7 +59,7 @@ def seed(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture(autouse=True)
-def imports_are_found_as_before() -> Iterator[None]:
+def unchanged_import_path() -> Iterator[None]:
     """Fail a test that removes a folder from sys.path, instead of a later test."""
     before = list(sys.path)
     yield
@@ -79,12 +79,12 @@ def on_one_thread() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    _leave_to_test_all(config, items)
-    _begin_with_what_takes_long(items)
-    _skip_what_needs_a_gpu(items)
+    _deselect_long_tests(config, items)
+    _run_mutants_first(items)
+    _skip_gpu_tests(items)
 
 
-def _leave_to_test_all(config: pytest.Config, items: list[pytest.Item]) -> None:
+def _deselect_long_tests(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect the tests marked `long`, and torch's half of each test.
 
     Tests selected by their id or with -k always run.
@@ -100,7 +100,7 @@ def _leave_to_test_all(config: pytest.Config, items: list[pytest.Item]) -> None:
     items[:] = [item for item in items if item not in gone]
 
 
-def _begin_with_what_takes_long(items: list[pytest.Item]) -> None:
+def _run_mutants_first(items: list[pytest.Item]) -> None:
     """Move the simulator's mutants to the front: each is compiled for half a minute, which would
     delay the end of a run."""
     items.sort(key=lambda item: item.path.parent.name != "sim")
@@ -166,7 +166,7 @@ def _is_torchs(loader: object) -> bool:
     return loader == "torch" or getattr(loader, "__module__", "").startswith("torch.")
 
 
-def _skip_what_needs_a_gpu(items: list[pytest.Item]) -> None:
+def _skip_gpu_tests(items: list[pytest.Item]) -> None:
     needing_gpu = [item for item in items if item.get_closest_marker("cuda")]
     if not needing_gpu:
         return

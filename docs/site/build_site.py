@@ -19,7 +19,7 @@ from xml.etree import ElementTree
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from built_site import broken_links, loaded_from_elsewhere
+from built_site import broken_links, external_resources
 from reference_pages import write_reference
 from staged_pages import BrokenLink, Staging
 
@@ -40,7 +40,7 @@ def main() -> int:
         print(f"build_site.py: {error.cmd[0]} failed; its messages are above", file=sys.stderr)
         return 1
     faults = [f"broken link: {one}" for one in broken_links(site)]
-    faults += [f"external resource: {one}" for one in loaded_from_elsewhere(site)]
+    faults += [f"external resource: {one}" for one in external_resources(site)]
     for fault in faults:
         print(f"build_site.py: {fault}", file=sys.stderr)
     if not faults:

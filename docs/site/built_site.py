@@ -25,7 +25,7 @@ _LOADING = {
     ("image", "href"),
     ("use", "href"),
 }
-_ELSEWHERE = re.compile(r"^\s*(?:[a-z][a-z0-9+.-]*:)?//", re.IGNORECASE)
+_EXTERNAL = re.compile(r"^\s*(?:[a-z][a-z0-9+.-]*:)?//", re.IGNORECASE)
 _CSS_LOADS = re.compile(
     r"""(?:url\(\s*|@import\s+)["']?\s*((?:https?:)?//[^"')\s]+)""", re.IGNORECASE
 )
@@ -70,11 +70,11 @@ def read_pages(site: Path) -> dict[Path, Page]:
     return pages
 
 
-def loaded_from_elsewhere(site: Path) -> list[str]:
+def external_resources(site: Path) -> list[str]:
     """Return the addresses on other hosts that pages and style sheets make a browser fetch."""
     found = []
     for path, page in read_pages(site).items():
-        found += [f"{path.relative_to(site)}: {one}" for one in page.loads if _ELSEWHERE.match(one)]
+        found += [f"{path.relative_to(site)}: {one}" for one in page.loads if _EXTERNAL.match(one)]
     for path in [*site.rglob("*.css"), *site.rglob("*.svg")]:
         text = path.read_text(encoding="utf-8", errors="replace")
         found += [f"{path.relative_to(site)}: {one}" for one in _CSS_LOADS.findall(text)]
@@ -86,13 +86,13 @@ def broken_links(site: Path) -> list[str]:
     found = []
     for path, page in pages.items():
         for link in [*page.links, *page.loads]:
-            if not _leads_somewhere(site, pages, path, link):
+            if not _is_resolved(site, pages, path, link):
                 found.append(f"{path.relative_to(site)}: {link}")
     return found
 
 
-def _leads_somewhere(site: Path, pages: dict[Path, Page], path: Path, link: str) -> bool:
-    if _ELSEWHERE.match(link) or link.startswith(("mailto:", "javascript:", "data:")):
+def _is_resolved(site: Path, pages: dict[Path, Page], path: Path, link: str) -> bool:
+    if _EXTERNAL.match(link) or link.startswith(("mailto:", "javascript:", "data:")):
         return True
     target, place = urldefrag(link)
     target = unquote(target.partition("?")[0])

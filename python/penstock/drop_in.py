@@ -56,11 +56,11 @@ class _StandIn(ABCMeta):
         if cls is DataLoader:
             for parent in (TorchDataLoader, dataloader.DataLoader):
                 found += [kind for kind in parent.__subclasses__() if kind not in cls.__mro__]
-            found += _PARENTS_ALONE
+            found += _PARENTS_WITHOUT_SUBCLASSES
         return found
 
 
-class _Alone:
+class _WithoutSubclasses:
     """A class as seen by code that walks from the stand-in down through subclasses.
 
     It shows no subclasses: they are listed next to it, and following them from a parent of the
@@ -87,7 +87,10 @@ class _Alone:
         delattr(object.__getattribute__(self, "_kind"), name)
 
 
-_PARENTS_ALONE = (_Alone(TorchDataLoader), _Alone(dataloader.DataLoader))
+_PARENTS_WITHOUT_SUBCLASSES = (
+    _WithoutSubclasses(TorchDataLoader),
+    _WithoutSubclasses(dataloader.DataLoader),
+)
 
 
 class DataLoader(dataloader.DataLoader[_T_co], metaclass=_StandIn):

@@ -34,11 +34,11 @@ def _program_frame() -> tuple[int, FrameType | None]:
     ``warnings.warn`` in the caller."""
     frame: FrameType | None = sys._getframe(2)
     depth = 2
-    while frame is not None and _is_of_library(frame):
+    while frame is not None and _is_library_code(frame):
         frame, depth = frame.f_back, depth + 1
     return depth, frame
 
 
-def _is_of_library(frame: FrameType) -> bool:
+def _is_library_code(frame: FrameType) -> bool:
     # The file of generated code, such as a dataclass's __init__, is "<string>".
     return str(frame.f_globals.get("__name__", "")).partition(".")[0] in _LIBRARIES

@@ -21,7 +21,7 @@ class Outcome:
     stalls: list[float] = field(default_factory=list)
     is_stall_bounded: bool = False
     errors: list[str] = field(default_factory=list)  # clear ones, with which a stream may end
-    complaints: list[str] = field(default_factory=list)  # all unexpected events
+    failures: list[str] = field(default_factory=list)  # all unexpected events
     skipped: str = ""  # why the fault was skipped
     seconds: float = 0.0
 
@@ -78,7 +78,7 @@ def findings(outcomes: Sequence[Outcome]) -> list[str]:
     """All violations, with the command that repeats each."""
     found = []
     for outcome in outcomes:
-        said = list(outcome.complaints)
+        said = list(outcome.failures)
         if outcome.differences:
             said.append(f"batches are not those of one process: {outcome.differences}")
         if outcome.stalls_too_long:

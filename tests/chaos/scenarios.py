@@ -185,7 +185,7 @@ def kill_trainers(trial: Trial) -> None:
                 else:
                     extra.end()
                     extra = None
-        trial.judge(trainers, stream, trainers[-1].finish())
+        trial.check_delivery(trainers, stream, trainers[-1].finish())
         for trainer in trainers:
             trainer.close()
 
@@ -386,7 +386,7 @@ def run_scenario(
     except NotHere as err:
         trial.outcome.skipped = str(err)
     except Exception:
-        trial.complain(traceback.format_exc())
+        trial.report_failure(traceback.format_exc())
     finally:
         trial.close()
     return trial.outcome

@@ -156,7 +156,7 @@ def test_findings_list_stalls_complaints_and_differences() -> None:
     outcome = Outcome("kill-workers", 7, stalls=[0.1, 2.5], is_stall_bounded=True)
     assert len(findings([outcome])) == 1
     assert "--only kill-workers --seed 7" in findings([outcome])[0]
-    outcome.complaints.append("left behind: a process")
+    outcome.failures.append("left behind: a process")
     outcome.differences = Differences(missing=1)
     assert len(findings([outcome])) == 3
     assert "| kill-workers | 0      | 0       | 1       |" in table([outcome])

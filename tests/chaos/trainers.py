@@ -43,8 +43,8 @@ class Trainer:
             plan_path
         )
         paths = [str(MODULES), os.environ.get("PYTHONPATH", "")]
-        self._said_path = folder / "said"
-        with self._said_path.open("wb") as said:
+        self._log_path = folder / "said"
+        with self._log_path.open("wb") as said:
             self.process = subprocess.Popen(
                 [*within, sys.executable, str(PROGRAM), str(plan_path)],
                 stdout=subprocess.PIPE,
@@ -57,7 +57,7 @@ class Trainer:
         self.is_complete = False
         self.began_at = time.monotonic()  # until it has a loader: since when it runs
         self.ended_at: float | None = None
-        self._news = threading.Condition()
+        self._condition = threading.Condition()
         assert self.process.stdout is not None
         self._reader = threading.Thread(target=self._read, args=(self.process.stdout,), daemon=True)
         self._reader.start()
@@ -65,7 +65,7 @@ class Trainer:
     def _read(self, lines: IO[str]) -> None:
         for line in lines:
             what, *words = line.split()
-            with self._news:
+            with self._condition:
                 if what == "begins":
                     self.first_place = int(words[0])
                     self.began_at = time.monotonic()
@@ -73,15 +73,15 @@ class Trainer:
                     self.deliveries.append(Delivery(int(words[0]), float(words[1]), words[2]))
                 elif what == "ends":
                     self.is_complete = True
-                self._news.notify_all()
-        with self._news:
+                self._condition.notify_all()
+        with self._condition:
             self.ended_at = time.monotonic()
-            self._news.notify_all()
+            self._condition.notify_all()
 
     @property
     def said(self) -> str:
         """Warnings, and the error with which it ended."""
-        return self._said_path.read_text(errors="replace")
+        return self._log_path.read_text(errors="replace")
 
     @property
     def digests(self) -> list[str]:
@@ -93,24 +93,24 @@ class Trainer:
 
     def runs_for(self, seconds: float) -> bool:
         """Waits this long; returns False as soon as the stream is over."""
-        with self._news:
-            return not self._news.wait_for(lambda: self.is_over, seconds)
+        with self._condition:
+            return not self._condition.wait_for(lambda: self.is_over, seconds)
 
     def wait_for_batches(self, count: int) -> bool:
         """Waits for this many more; returns False when that number will not be reached."""
-        with self._news:
+        with self._condition:
             wanted = len(self.deliveries) + count
-            has_come = self._news.wait_for(
+            has_come = self._condition.wait_for(
                 lambda: self.is_over or len(self.deliveries) >= wanted, HANG_S
             )
             return has_come and not self.is_over
 
     def finish(self) -> int | None:
         """Waits for its end; returns its exit code, None if it hung and was killed."""
-        with self._news:
+        with self._condition:
             while self.ended_at is None:
                 count = len(self.deliveries)
-                if not self._news.wait_for(
+                if not self._condition.wait_for(
                     lambda count=count: self.ended_at is not None or len(self.deliveries) > count,
                     HANG_S,
                 ):

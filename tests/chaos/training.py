@@ -52,18 +52,18 @@ def main() -> None:
         saved = json.loads(Path(plan.state_path).read_text())
         loader.load_state_dict(saved["state"])
         place, first_epoch = saved["place"], saved["epoch"]
-    say(f"begins {place}")
+    emit(f"begins {place}")
     for epoch in range(first_epoch, stream.epoch_count):
         for batch in loader:
-            say(f"batch {place} {time.monotonic():.6f} {digest(batch)}")
+            emit(f"batch {place} {time.monotonic():.6f} {digest(batch)}")
             place += 1
             if place % plan.saves_every == 0:
                 save(plan, {"place": place, "epoch": epoch, "state": loader.state_dict()})
         save(plan, {"place": place, "epoch": epoch + 1, "state": loader.state_dict()})
-    say("ends")
+    emit("ends")
 
 
-def say(line: str) -> None:
+def emit(line: str) -> None:
     """Immediately, and in one write."""
     os.write(1, f"{line}\n".encode())
 

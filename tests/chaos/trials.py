@@ -28,9 +28,9 @@ CLEAR_ERROR_S = 10.0  # from the fault, or from the last batch after it
 SETTLED_S = 2.0  # after which a worker that has started makes batches
 LINES_SHOWN = 25
 # How the process that started a worker reports the worker's death by its own fault.
-TOLD_CRASH = re.compile("SIG(BUS|SEGV|ABRT|ILL|FPE)")
+CRASH_LINE = re.compile("SIG(BUS|SEGV|ABRT|ILL|FPE)")
 # The same for a job's process, reported by its server, which may be the trial's doing.
-TOLD_JOB_CRASH = re.compile(r"a job process of trainer \w+ was ended by SIGSEGV")
+JOB_CRASH_LINE = re.compile(r"a job process of trainer \w+ was ended by SIGSEGV")
 CRASHES = {signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
 # A scenario gives up when streams end and no fault was possible.
 STREAMS_WITHOUT_FAULT_MAX = 4
@@ -39,8 +39,8 @@ STREAMS_WITHOUT_FAULT_MAX = 4
 def count_reported_crashes(lines: Sequence[str]) -> tuple[int, int]:
     """The number of lines that report a process ended by its own fault: job processes by SIGSEGV,
     and all others."""
-    jobs = sum(TOLD_JOB_CRASH.search(line) is not None for line in lines)
-    return jobs, sum(TOLD_CRASH.search(line) is not None for line in lines) - jobs
+    jobs = sum(JOB_CRASH_LINE.search(line) is not None for line in lines)
+    return jobs, sum(CRASH_LINE.search(line) is not None for line in lines) - jobs
 
 
 class Trial:
@@ -114,7 +114,7 @@ class Trial:
         """Of a process that was the target of the fault, or that depends on such a process."""
         self._killed.add(pid)
         if wait_gone([pid], ENDING_SECONDS_MAX):
-            self.complain(f"process {pid} was to end and has not")
+            self.report_failure(f"process {pid} was to end and has not")
 
     def expect_servers(self) -> None:
         """Each server is there, as far as its worker is, except those ended by a fault."""
@@ -123,7 +123,9 @@ class Trial:
                 continue
             for _, _, pid in worker.served(0):
                 if pid not in self._killed and not is_running(pid):
-                    self.complain(f"worker process {pid} has ended, which nothing was done to")
+                    self.report_failure(
+                        f"worker process {pid} has ended, which nothing was done to"
+                    )
 
     # ---- Workers
 
@@ -168,7 +170,9 @@ class Trial:
             yield Stream(kind, self.rng.randrange(2**31), **stream_options)
             idle_count = 0 if self.outcome.fault_count > before else idle_count + 1
             if idle_count == STREAMS_WITHOUT_FAULT_MAX:
-                return self.complain(f"{idle_count} streams were over before anything was done")
+                return self.report_failure(
+                    f"{idle_count} streams were over before anything was done"
+                )
 
     @contextlib.contextmanager
     def training(
@@ -188,7 +192,7 @@ class Trial:
                 trainer.wait_for_batches(1)
             yield trainer
             code = trainer.finish()
-            self.judge([trainer], stream, code, may_fail=may_fail)
+            self.check_delivery([trainer], stream, code, may_fail=may_fail)
         finally:
             trainer.close()
         found = stalls(trainer.deliveries, self._fault_times[first_fault:], stream.handover_s)
@@ -216,7 +220,7 @@ class Trial:
             is_resumed=resumes is not None,
         )
 
-    def judge(
+    def check_delivery(
         self,
         trainers: Sequence[Trainer],
         stream: Stream,
@@ -247,28 +251,30 @@ class Trial:
         ending = f"{stream.kind}: the trainer ended with {code} after {len(found)} batches"
         lines = last.said.strip().splitlines()
         if code is None:
-            self.complain(f"{ending}: it hung\n{last.said[-4000:]}")
+            self.report_failure(f"{ending}: it hung\n{last.said[-4000:]}")
         elif code != 1 or not may_fail:
-            self.complain(f"{ending}\n{last.said[-4000:]}")
+            self.report_failure(f"{ending}\n{last.said[-4000:]}")
         else:
             assert last.ended_at is not None
             known = [last.began_at, *self._fault_times[-1:]]
             known += [one.at for one in last.deliveries[-1:]]
             took_s = last.ended_at - max(known)
             if took_s > CLEAR_ERROR_S:
-                self.complain(f"{ending}, {took_s:.1f} s after the fault\n{last.said[-4000:]}")
+                self.report_failure(
+                    f"{ending}, {took_s:.1f} s after the fault\n{last.said[-4000:]}"
+                )
             self.outcome.errors.append(lines[-1] if lines else "(nothing)")
             print(f"  {self.outcome.scenario}: the stream ended by: {lines[-1:]}", flush=True)
 
     def _add(self, differences: Differences, stream: Stream) -> None:
         self.outcome.differences += differences
         if differences:
-            self.complain(f"{stream}: {differences}")
+            self.report_failure(f"{stream}: {differences}")
 
     # ---- The end
 
-    def complain(self, what: str) -> None:
-        self.outcome.complaints.append(what)
+    def report_failure(self, what: str) -> None:
+        self.outcome.failures.append(what)
         print(f"  {self.outcome.scenario}: WRONG: {what}", flush=True)
         for process in self.pool.processes:
             print(f"  --- {process.process.args}", *process.lines[-LINES_SHOWN:], sep="\n    ")
@@ -280,13 +286,13 @@ class Trial:
             try:
                 code = process.end()
             except subprocess.TimeoutExpired:
-                self.complain(f"does not end by SIGTERM: {process.process.args}")
+                self.report_failure(f"does not end by SIGTERM: {process.process.args}")
                 process.end(signal.SIGKILL)
                 continue
             job_count, other_count = count_reported_crashes(process.lines)
             self._crash_count -= job_count
             if -code in CRASHES or other_count or self._crash_count < 0:
-                self.complain(f"crashed: {process.process.args}, exit code {code}")
+                self.report_failure(f"crashed: {process.process.args}, exit code {code}")
         for process in ended:
             if process.process.stdout is not None:
                 process.process.stdout.close()
@@ -297,5 +303,5 @@ class Trial:
         self.end_processes(0)
         runtime = Path(self.pool.environment["XDG_RUNTIME_DIR"])
         for left in left_behind(runtime, self.temporary, self._killed, self._shared_before):
-            self.outcome.complaints.append(f"left behind: {left}")
+            self.outcome.failures.append(f"left behind: {left}")
         self.outcome.seconds = time.monotonic() - self._began_at

@@ -17,7 +17,7 @@ CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 MISSING = [name for name, path in (("chromium", CHROMIUM), ("chromedriver", DRIVER)) if not path]
 
 # A foreign site that makes its host name resolve to this machine.
-ELSEWHERE = "evil.example"
+EXTERNAL_HOST = "evil.example"
 
 needs_browser = pytest.mark.skipif(
     bool(MISSING), reason=f"there is no browser: no {', '.join(MISSING)}"
@@ -79,7 +79,7 @@ class Browser:
             chain.send_keys(getattr(Keys, key, key))
         chain.perform()
 
-    def complaints(self) -> list[str]:
+    def console_errors(self) -> list[str]:
         """Return the errors that the browser's console has logged since the last call."""
         log = self.driver.get_log("browser")
         return [entry["message"] for entry in log if entry["level"] in ("SEVERE", "WARNING")]
@@ -102,7 +102,7 @@ def browser(folder: str) -> Iterator[Browser]:
         "--disable-dev-shm-usage",  # containers have little of it
         "--disable-background-networking",
         "--no-first-run",
-        f"--host-resolver-rules=MAP {ELSEWHERE} 127.0.0.1",
+        f"--host-resolver-rules=MAP {EXTERNAL_HOST} 127.0.0.1",
         f"--user-data-dir={folder}",
         *(["--no-sandbox"] if os.geteuid() == 0 else []),  # root has no sandbox
     ):

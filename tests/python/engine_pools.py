@@ -59,7 +59,7 @@ class EnginePool(Elastic):
         """Kill the worker's node with all its processes."""
         raise NotImplementedError
 
-    def take_away(self, name: str, *, with_notice: bool) -> None:
+    def preempt(self, name: str, *, with_notice: bool) -> None:
         """Give the worker's place to another user."""
         raise NotImplementedError
 
@@ -82,7 +82,7 @@ def parent_of(pid: int) -> int:
 
 
 class LocalPool(EnginePool):
-    def take_away(self, name: str, *, with_notice: bool) -> None:
+    def preempt(self, name: str, *, with_notice: bool) -> None:
         pid = self.processes()[name]
         if with_notice:
             os.killpg(pid, signal.SIGTERM)
@@ -139,7 +139,7 @@ class SlurmPool(EnginePool):
             os.kill(parent_of(pid), signal.SIGKILL)  # it would report the end to Slurm
             kill_family(pid)
 
-    def take_away(self, name: str, *, with_notice: bool) -> None:
+    def preempt(self, name: str, *, with_notice: bool) -> None:
         self.cluster.ask(
             "sbatch", "--partition=train", f"--nodelist={self.node_of(name)}", "--exclusive",
             "--output=/dev/null", "--wrap=sleep 3",
@@ -186,7 +186,7 @@ class RayPool(EnginePool):
     def kill_node(self, name: str) -> None:
         self._order("node")
 
-    def take_away(self, name: str, *, with_notice: bool) -> None:
+    def preempt(self, name: str, *, with_notice: bool) -> None:
         self._order(f"drain {name} {GRACE_S}" if with_notice else f"actor {name}")
 
     def refuse(self) -> None:

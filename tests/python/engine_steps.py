@@ -64,7 +64,7 @@ def main() -> None:
     is_to_end: list[int] = []
     signal.signal(signal.SIGTERM, lambda *_: is_to_end.append(1))
     print("begins", flush=True)
-    while adapter.turn(is_to_end=bool(is_to_end)):
+    while adapter.run_once(is_to_end=bool(is_to_end)):
         time.sleep(0.1)
     print(f"steps {_step_count}", flush=True)
 

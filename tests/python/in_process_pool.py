@@ -34,8 +34,8 @@ class InProcessPool:
         self.prefixes: list[tuple[list[str], Any, int]] = []
         self.prefix_texts: list[str] = []
         self.shipped_count = 0
-        self.spoil = False  # change all boundary tensors slightly, like a faulty worker
-        self.spoiled: str | None = None  # only if the prefix ends in this operator
+        self.corrupts_results = False  # change all boundary tensors slightly, like a faulty worker
+        self.corrupted_operator: str | None = None  # only if the prefix ends in this operator
         self.delivered_count = 0
         self.epoch = 0
         self.withhold = False  # send no boundary tensors
@@ -107,8 +107,12 @@ class InProcessPool:
         results = [in_a_slab(result) for result in executor.run(leaves, seed)]
         self.shipped_count += len(results)
         for name, result in zip(executor.graph.output_names, results, strict=True):
-            made = f"%{name} = {self.spoiled}("
-            if self.spoil or self.spoiled is not None and made in str(executor.graph):
+            made = f"%{name} = {self.corrupted_operator}("
+            if (
+                self.corrupts_results
+                or self.corrupted_operator is not None
+                and made in str(executor.graph)
+            ):
                 flat = torch.empty(0, dtype=torch.uint8).set_(result.untyped_storage())
                 # The last bit of a non-integer can be lost in rounding.
                 byte = result.element_size() // 2 if result.is_floating_point() else 0

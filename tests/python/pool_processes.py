@@ -48,18 +48,18 @@ class Process:
             env=environment,
         )
         self.lines: list[str] = []
-        self._news = threading.Condition()
+        self._condition = threading.Condition()
         assert self.process.stdout is not None
         self._reader = threading.Thread(target=self._read, args=(self.process.stdout,), daemon=True)
         self._reader.start()
 
     def _read(self, stream: IO[str]) -> None:
         for line in stream:
-            with self._news:
+            with self._condition:
                 self.lines.append(line.rstrip("\n"))
-                self._news.notify_all()
-        with self._news:
-            self._news.notify_all()
+                self._condition.notify_all()
+        with self._condition:
+            self._condition.notify_all()
 
     @property
     def output(self) -> str:
@@ -67,14 +67,14 @@ class Process:
 
     def wait_for_lines(self, wanted: Callable[[str], bool], count: int = 1) -> list[str]:
         deadline = time.monotonic() + SECONDS_MAX
-        with self._news:
+        with self._condition:
             while True:
                 found = [line for line in self.lines if wanted(line)]
                 if len(found) >= count:
                     return found
                 left = deadline - time.monotonic()
                 assert left > 0 and self._reader.is_alive(), self.output
-                self._news.wait(min(left, 1.0))
+                self._condition.wait(min(left, 1.0))
 
     def end(self, number: int = signal.SIGTERM) -> int:
         """Send the signal; return the exit code."""

@@ -96,8 +96,8 @@ class Program:
     rows: tuple[int, ...] = (4, 4, 4)  # of each step's batch
     calls: int = 1  # of the model with each batch
     evaluates: bool = False  # every other step is in eval mode
-    scribbles: bool = False  # the loop writes to the model's results
-    retunes: bool = False  # the loop changes a buffer halfway
+    overwrites_results: bool = False  # the loop writes to the model's results
+    changes_buffer: bool = False  # the loop changes a buffer halfway
 
     @property
     def body(self) -> str:
@@ -166,8 +166,8 @@ def make_program(choose: Choose, line_count: int, families: Sequence[str] = ()) 
         rows=choose(((4, 4, 4),) * 6 + ((4, 4, 3, 3, 3), (4, 3, 5, 5, 4, 4))),
         calls=choose((1, 1, 1, 2)),
         evaluates=choose((False, False, False, True)),
-        scribbles=choose((False, True)),
-        retunes=choose((False, False, False, False, True)),
+        overwrites_results=choose((False, True)),
+        changes_buffer=choose((False, False, False, False, True)),
     )
 
 

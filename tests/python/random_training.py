@@ -54,7 +54,7 @@ def check(program: Program) -> Outcome:
 
 def _compare(program: Program, batches: Sequence[Any], expected: Trace) -> Outcome:
     pool = InProcessPool(batches)
-    with heard() as warned:
+    with captured_warnings() as warned:
         model = offload(program.make_model(), pool, cut="maximal")
         try:
             got = train(program, model, pool)
@@ -120,22 +120,22 @@ def is_repeatable(program: Program, batches: Sequence[Any], expected: Trace) -> 
 
 
 @contextlib.contextmanager
-def heard() -> Iterator[list[str]]:
+def captured_warnings() -> Iterator[list[str]]:
     """Yield the list of penstock's warnings during the block."""
     texts: list[str] = []
 
-    class Ear(logging.Handler):
+    class ListHandler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             texts.append(record.getMessage().removeprefix("penstock: "))
 
-    logger, ear = logging.getLogger("penstock"), Ear(logging.WARNING)
+    logger, handler = logging.getLogger("penstock"), ListHandler(logging.WARNING)
     before = logger.propagate
-    logger.addHandler(ear)
+    logger.addHandler(handler)
     logger.propagate = False
     try:
         yield texts
     finally:
-        logger.removeHandler(ear)
+        logger.removeHandler(handler)
         logger.propagate = before
 
 
@@ -147,7 +147,7 @@ def train(program: Program, model: nn.Module, batches: Any) -> Trace:
     for step, batch in enumerate(batches):
         if program.evaluates:
             model.train(step % 2 == 0)
-        if program.retunes and step == 2:
+        if program.changes_buffer and step == 2:
             with torch.no_grad():
                 model.scale.add_(0.125)
         optimizer.zero_grad()
@@ -159,8 +159,8 @@ def train(program: Program, model: nn.Module, batches: Any) -> Trace:
             loss.backward()
             trace.append((where + "loss", bits(loss)))
             trace += [(where + f"extra {i}", look(t)) for i, t in enumerate(extras)]
-            if program.scribbles:
-                trace += [(where + f"writing {i}", scribble(t)) for i, t in enumerate(extras)]
+            if program.overwrites_results:
+                trace += [(where + f"writing {i}", overwrite(t)) for i, t in enumerate(extras)]
                 trace += [(where + f"extra {i} then", look(t)) for i, t in enumerate(extras)]
             trace += [(where + f"batch {name}", look(t)) for name, t in batch.items()]
         where = f"step {step}: "
@@ -190,7 +190,7 @@ def bits(tensor: torch.Tensor) -> bytes:
     return plain.view(torch.uint8).numpy().tobytes()
 
 
-def scribble(tensor: torch.Tensor) -> str | None:
+def overwrite(tensor: torch.Tensor) -> str | None:
     """Write to a result of the model, as a program may; return the error if this is not allowed."""
     try:
         with torch.no_grad():

@@ -47,7 +47,7 @@ def make_loader(order: str, workers: int) -> Any:
     )
 
 
-def be_rank(rank: int, given: dict[str, Any], folder: Path, number: int, is_last: bool) -> None:
+def run_rank(rank: int, given: dict[str, Any], folder: Path, number: int, is_last: bool) -> None:
     torch.set_num_threads(1)
     loader = make_loader(given["order"], given["workers"])
     if number > 0:
@@ -79,7 +79,7 @@ def main() -> int:
     for number, world_size in enumerate(given["sizes"]):
         log, is_last = folder / f"run-{number}.log", number == len(given["sizes"]) - 1
         options = {"given": given, "folder": folder, "number": number, "is_last": is_last}
-        codes = run_ranks(world_size, functools.partial(be_rank, **options), log)
+        codes = run_ranks(world_size, functools.partial(run_rank, **options), log)
         if any(codes):
             print(f"the ranks ended with {codes}", log.read_text(), file=sys.stderr)
             return 1

@@ -115,7 +115,7 @@ def main() -> int:
     for number in range(args.count):
         folder = args.folder / str(number)
         folder.mkdir(parents=True)
-        done.append(play(random.Random(f"{args.seed} {number}"), folder))
+        done.append(run_sequence(random.Random(f"{args.seed} {number}"), folder))
         if not args.markdown:
             print(json.dumps(asdict(done[-1])), flush=True)
     if args.markdown:
@@ -123,21 +123,21 @@ def main() -> int:
     return int(any(sequence.fault for sequence in done))
 
 
-def play(chooser: random.Random, folder: Path) -> Sequence:
+def run_sequence(rng: random.Random, folder: Path) -> Sequence:
     job = Job(
-        count=chooser.randrange(20, 90),
-        epochs=chooser.choice([1, 1, 2]),
-        remainder=chooser.choice(["pad", "uneven", "drop"]),
-        is_mixture=chooser.random() < 0.3,
-        has_global_size=chooser.random() < 0.6,
+        count=rng.randrange(20, 90),
+        epochs=rng.choice([1, 1, 2]),
+        remainder=rng.choice(["pad", "uneven", "drop"]),
+        is_mixture=rng.random() < 0.3,
+        has_global_size=rng.random() < 0.6,
     )
     sequence = Sequence(job)
     steps: list[tuple[int, list[Row]]] = []  # the epoch and the samples of each valid step
     saved = 0  # the steps of the last state
     while not (folder / "done").exists():
-        run = choose_run(chooser, is_last=len(sequence.sizes) == DISTURBED_MAX)
+        run = choose_run(rng, is_last=len(sequence.sizes) == DISTURBED_MAX)
         number = len(sequence.sizes)
-        body = functools.partial(be_rank, run=run, job=job, folder=folder, number=number)
+        body = functools.partial(run_rank, run=run, job=job, folder=folder, number=number)
         log = folder / f"run-{number}.log"
         codes = run_ranks(run.world_size, body, log)
         is_killed = run.victim is not None and codes[run.victim] == -signal.SIGKILL
@@ -155,19 +155,19 @@ def play(chooser: random.Random, folder: Path) -> Sequence:
     return sequence
 
 
-def choose_run(chooser: random.Random, is_last: bool) -> Run:
-    world_size = chooser.choice(SIZES)
+def choose_run(rng: random.Random, is_last: bool) -> Run:
+    world_size = rng.choice(SIZES)
     return Run(
         world_size=world_size,
-        workers=chooser.choice([0, 0, 1]),
-        batch_size=chooser.choice([1, 3, 5]),
-        save_every=chooser.choice([1, 1, 2, 3]),
-        ends_in_step=None if is_last else chooser.randrange(6),
-        victim=chooser.randrange(world_size) if chooser.random() < 0.75 and not is_last else None,
+        workers=rng.choice([0, 0, 1]),
+        batch_size=rng.choice([1, 3, 5]),
+        save_every=rng.choice([1, 1, 2, 3]),
+        ends_in_step=None if is_last else rng.randrange(6),
+        victim=rng.randrange(world_size) if rng.random() < 0.75 and not is_last else None,
     )
 
 
-def be_rank(rank: int, run: Run, job: Job, folder: Path, number: int) -> None:
+def run_rank(rank: int, run: Run, job: Job, folder: Path, number: int) -> None:
     loader = job.loader((rank, run.world_size), run.batch_size, run.workers)
     saved: dict[str, Any] = {"step": 0, "epoch": 0}
     if (folder / "job.json").exists():

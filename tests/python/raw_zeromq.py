@@ -67,7 +67,7 @@ class RawSocket:
         self._set(_CURVE_PUBLICKEY, _key(keys, f"{role}.public"))
         self._set(_CURVE_SECRETKEY, _key(keys, f"{role}.secret"))
 
-    def be_server(self, keys: Path, role: str) -> None:
+    def serve_as(self, keys: Path, role: str) -> None:
         """Serve clients that have the role's public key, without authenticating them."""
         self._set(_CURVE_SERVER, 1)
         self._set(_CURVE_SECRETKEY, _key(keys, f"{role}.secret"))

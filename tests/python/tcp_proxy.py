@@ -61,32 +61,32 @@ class TcpProxy:
 
     def lead_to(self, endpoint: str) -> None:
         """Set the server for new connections. Until then, connections are closed immediately."""
-        self._tell("lead_to", endpoint=endpoint)
+        self._send_command("lead_to", endpoint=endpoint)
 
     def limit(self, bytes_per_s: float | None = None, send_bytes_max: int = _READ_BYTES) -> None:
         """Limit the rate of each direction of a connection, and the bytes of each send."""
-        self._tell("limit", bytes_per_s=bytes_per_s, send_bytes_max=send_bytes_max)
+        self._send_command("limit", bytes_per_s=bytes_per_s, send_bytes_max=send_bytes_max)
 
-    def befall(
+    def inject(
         self, kind: str, after_bytes: int, way: str = TO_CLIENT, seconds: float = 0.0
     ) -> None:
         """Plan a fault, after the planned ones. It happens ``after_bytes`` bytes in this direction
         after the previous one; only one fault at a time is counted down."""
-        self._tell("befall", kind=kind, way=way, after_bytes=after_bytes, seconds=seconds)
+        self._send_command("inject", kind=kind, way=way, after_bytes=after_bytes, seconds=seconds)
 
     @property
-    def befallen(self) -> list[str]:
-        """Return the faults that have happened since the last calm, in order."""
-        return list(self._tell("state")["befallen"])
+    def injected(self) -> list[str]:
+        """Return the faults that have happened since the last clear_faults, in order."""
+        return list(self._send_command("state")["injected"])
 
-    def wait_befallen(self) -> None:
+    def wait_injected(self) -> None:
         """Wait until all planned faults have happened."""
-        left = self._tell("wait")["planned"]
+        left = self._send_command("wait")["planned"]
         assert not left, f"{left} faults were not carried out within {SECONDS_MAX:g} s"
 
-    def calm(self) -> None:
+    def clear_faults(self) -> None:
         """Remove all limits, faults and records."""
-        self._tell("calm")
+        self._send_command("clear_faults")
 
     def close(self) -> None:
         with self._turn:
@@ -96,7 +96,7 @@ class TcpProxy:
             if self._process.stdout is not None:
                 self._process.stdout.close()
 
-    def _tell(self, command: str, **arguments: Any) -> dict[str, Any]:
+    def _send_command(self, command: str, **arguments: Any) -> dict[str, Any]:
         with self._turn:
             assert self._process.stdin is not None
             self._process.stdin.write(json.dumps({"command": command, **arguments}) + "\n")
@@ -167,7 +167,7 @@ class _Server:
         self._target: tuple[str, int] | None = None
         self._connections: list[_Connection] = []
         self._faults: deque[_Fault] = deque()
-        self._befallen: list[str] = []
+        self._injected: list[str] = []
         self._awaited_until: float | None = None  # a client waits for the faults
         self._bytes_per_s: float | None = None
         self._send_bytes_max = _READ_BYTES
@@ -189,7 +189,7 @@ class _Server:
                     break
                 *lines, pending = (pending + read).split(b"\n")
                 for line in lines:
-                    self._obey(json.loads(line))
+                    self._run_command(json.loads(line))
             if self._listener.fileno() in ready:
                 self._accept()
             for connection in list(self._connections):
@@ -209,9 +209,9 @@ class _Server:
         print(json.dumps(answer), flush=True)
 
     def _answer_state(self) -> None:
-        self._answer({"befallen": self._befallen, "planned": len(self._faults)})
+        self._answer({"injected": self._injected, "planned": len(self._faults)})
 
-    def _obey(self, order: dict[str, Any]) -> None:
+    def _run_command(self, order: dict[str, Any]) -> None:
         command = order.pop("command")
         if command == "lead_to":
             host, _, port = order["endpoint"].removeprefix("tcp://").rpartition(":")
@@ -219,11 +219,11 @@ class _Server:
         elif command == "limit":
             self._bytes_per_s = order["bytes_per_s"]
             self._send_bytes_max = order["send_bytes_max"]
-        elif command == "befall":
+        elif command == "inject":
             self._faults.append(_Fault(**order))
-        elif command == "calm":
+        elif command == "clear_faults":
             self._faults.clear()
-            self._befallen.clear()
+            self._injected.clear()
             self._bytes_per_s = None
             self._send_bytes_max = _READ_BYTES
         elif command == "wait":
@@ -304,7 +304,7 @@ class _Server:
             count = min(len(flow.waiting), self._send_bytes_max, left)
             fault = self._faults[0] if self._faults and self._faults[0].way == flow.way else None
             if fault is not None and fault.after_bytes == 0:
-                if not self._carry_out(fault, connection, flow, now):
+                if not self._inject_fault(fault, connection, flow, now):
                     return False
                 continue
             if fault is not None:
@@ -321,13 +321,15 @@ class _Server:
                 flow.ready_at = max(flow.ready_at, now - 0.01) + sent / self._bytes_per_s
         return True
 
-    def _carry_out(self, fault: _Fault, connection: _Connection, flow: _Flow, now: float) -> bool:
+    def _inject_fault(
+        self, fault: _Fault, connection: _Connection, flow: _Flow, now: float
+    ) -> bool:
         """Carry the fault out. Returns False if the connection is not to continue now."""
         if fault.kind in (FLIP, RESIZE) and not _damage(flow.waiting, fault.kind):
             fault.after_bytes = len(flow.waiting)  # no frame starts here; the next one is hit
             return True
         self._faults.popleft()
-        self._befallen.append(fault.kind)
+        self._injected.append(fault.kind)
         if fault.kind in (FLIP, RESIZE):
             return True
         if fault.kind in (RESET, TRUNCATE):

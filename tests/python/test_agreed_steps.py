@@ -34,14 +34,14 @@ def test_announcements_and_agreements_round_trip_as_text() -> None:
 
 def test_agreements_read_at_any_time_are_consistent() -> None:
     """Agreements made of words of any age never contradict one another."""
-    chooser = random.Random(5)
+    rng = random.Random(5)
     for _ in range(300):
-        totals = [chooser.randrange(6) for _ in range(chooser.randrange(1, 6))]
+        totals = [rng.randrange(6) for _ in range(rng.randrange(1, 6))]
         end = min(totals)
         ready = [0] * len(totals)
         while True:
             words = [
-                Announcement(count, total if count == total and chooser.random() < 0.7 else None)
+                Announcement(count, total if count == total and rng.random() < 0.7 else None)
                 for count, total in zip(ready, totals, strict=True)
             ]
             agreed = agree(words)
@@ -50,6 +50,6 @@ def test_agreements_read_at_any_time_are_consistent() -> None:
             behind = [rank for rank, total in enumerate(totals) if ready[rank] < total]
             if not behind:
                 break
-            ready[chooser.choice(behind)] += 1
+            ready[rng.choice(behind)] += 1
         whole = agree([Announcement(total, total) for total in totals])
         assert [whole.is_taken(step) for step in range(7)] == [step < end for step in range(7)]

@@ -699,7 +699,7 @@ def test_first_capture_is_not_taken_for_a_program_change() -> None:
         "model = torch.nn.Linear(2, 2); parts = list(model.modules()); "
         "state, stamp = ProgramState(parts), ProgramStamp(parts); "
         "torch.compile(model, backend='eager')(torch.ones(1, 2)); "
-        "print(state.changes(), stamp.is_as_it_was())"
+        "print(state.changes(), stamp.is_current())"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.stdout, done.returncode) == ("[] True\n", 0), done.stderr

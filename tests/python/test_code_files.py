@@ -19,7 +19,7 @@ from penstock.pool.code_files import (
     find_code,
 )
 from penstock.pool.job_code import pack_code
-from penstock.pool.travelling_code import TravellingCode
+from penstock.pool.travelling_code import CodePacker
 
 
 def write_tree(root: Path, *names: str, content: str = "") -> str:
@@ -56,7 +56,7 @@ def test_code_is_packed_once_per_loader(tmp_path: Path) -> None:
     """The user edited a module while training ran, which continues with the imported version."""
     root = write_tree(tmp_path / "one", "a.py")
     other = write_tree(tmp_path / "two", "b.py")
-    code = TravellingCode()
+    code = CodePacker()
     packed = code.packed([root])
     assert str(tmp_path / "one") in {each.root for each in packed}
     write_tree(tmp_path / "one", "a.py", content="x = 1")
@@ -176,11 +176,11 @@ def test_secret_looking_data_is_left_out_with_a_warning(tmp_path: Path) -> None:
 def test_explicitly_named_secret_is_packed(tmp_path: Path) -> None:
     root = write_tree(tmp_path, "package/__init__.py", "package/server.pem")
     named = str(tmp_path / "package/server.pem")
-    (packed,) = [code for code in TravellingCode().packed([root, named]) if code.root == root]
+    (packed,) = [code for code in CodePacker().packed([root, named]) if code.root == root]
     assert named in packed.paths
 
 
 def test_named_secret_outside_packages_is_rejected(tmp_path: Path) -> None:
     root = write_tree(tmp_path, "package/__init__.py", "server.pem")
     with pytest.raises(ValueError, match="code_paths must name .* files of a sent package"):
-        TravellingCode().packed([root, tmp_path / "server.pem"])
+        CodePacker().packed([root, tmp_path / "server.pem"])

@@ -12,7 +12,7 @@ from offload_training import bits, fresh
 from torch import nn
 
 from penstock import offload
-from penstock.graph.constants import TURN_BYTES, ConstantWatch, is_same_bits
+from penstock.graph.constants import COMPARED_BYTES_PER_CALL, ConstantWatch, is_same_bits
 
 
 def test_only_writes_of_other_bits_are_changes() -> None:
@@ -53,7 +53,7 @@ def test_bits_are_compared_not_values() -> None:
     assert is_same_bits(torch.tensor([1 + 2j]), torch.tensor([1 + 2j]))
 
 
-LARGE = 3 * TURN_BYTES // 4 + 8  # float32 numbers: a little more than three turns
+LARGE = 3 * COMPARED_BYTES_PER_CALL // 4 + 8  # float32 numbers: a little more than three turns
 
 
 def large() -> tuple[ConstantWatch, list[torch.Tensor]]:
@@ -81,7 +81,7 @@ def test_unversioned_write_is_found_at_the_start_of_an_epoch() -> None:
 
 
 def test_constant_smaller_than_a_turn_is_compared_in_each_call() -> None:
-    tensor = torch.zeros(TURN_BYTES // 8)
+    tensor = torch.zeros(COMPARED_BYTES_PER_CALL // 8)
     watch = ConstantWatch({0: tensor})
     assert watch.changed([tensor]) == []
     tensor.numpy()[-1] = 1.0

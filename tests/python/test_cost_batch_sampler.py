@@ -86,19 +86,19 @@ def test_epochs_differ_and_set_epoch_selects_one() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_state_resumes_with_another_number_of_ranks(seed: int) -> None:
     """The job is stopped again and again, and resumed with other ranks from any rank's state."""
-    chooser = random.Random(seed)
+    rng = random.Random(seed)
     costs = lengths(700, seed)
     given: list[int] = []
     padded: list[int] = []
     state: dict[str, Any] | None = None
     is_over = False
     while not is_over:
-        samplers = ranks(costs, chooser.choice([1, 2, 3, 4, 8]))
+        samplers = ranks(costs, rng.choice([1, 2, 3, 4, 8]))
         for sampler in samplers:
             if state is not None:
                 sampler.load_state_dict(state)
         iterators = [iter(sampler) for sampler in samplers]
-        for _ in range(chooser.randrange(8)):
+        for _ in range(rng.randrange(8)):
             step = [next(iterator, None) for iterator in iterators]
             is_over = step[0] is None
             assert all((batch is None) == is_over for batch in step)

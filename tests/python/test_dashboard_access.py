@@ -136,11 +136,11 @@ def test_token_is_accepted_as_bearer_or_as_cookie() -> None:
     cookie = guarded.set_cookie().partition(";")[0]
     assert TOKEN not in cookie
     assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(guarded.set_cookie().split("; "))
-    assert guarded.refusal_of_stranger(f"Bearer {TOKEN}", None) is None
-    assert guarded.refusal_of_stranger(f"bearer  {TOKEN}", None) is None
-    assert guarded.refusal_of_stranger(None, cookie) is None
-    assert guarded.refusal_of_stranger(None, f"a=b; {cookie}; c=d") is None
-    assert access().refusal_of_stranger(None, None) is None
+    assert guarded.refusal_of_credentials(f"Bearer {TOKEN}", None) is None
+    assert guarded.refusal_of_credentials(f"bearer  {TOKEN}", None) is None
+    assert guarded.refusal_of_credentials(None, cookie) is None
+    assert guarded.refusal_of_credentials(None, f"a=b; {cookie}; c=d") is None
+    assert access().refusal_of_credentials(None, None) is None
 
 
 def test_token_in_the_url_is_checked() -> None:
@@ -154,7 +154,7 @@ def test_token_in_the_url_is_checked() -> None:
 def test_cookies_of_two_dashboards_coexist() -> None:
     both = [access(TOKEN), access(TOKEN[::-1])]
     cookies = "; ".join(one.set_cookie().partition(";")[0] for one in both)
-    assert all(one.refusal_of_stranger(None, cookies) is None for one in both)
+    assert all(one.refusal_of_credentials(None, cookies) is None for one in both)
     assert both[0].cookie_name != both[1].cookie_name
 
 
@@ -174,7 +174,7 @@ def test_cookies_of_two_dashboards_coexist() -> None:
 def test_request_without_a_valid_token_gets_instructions(
     authorization: str | None, cookie: str | None
 ) -> None:
-    refusal = access(TOKEN).refusal_of_stranger(authorization, cookie)
+    refusal = access(TOKEN).refusal_of_credentials(authorization, cookie)
     assert refusal is not None and refusal.status == 401
     assert "?token=TOKEN" in refusal.sentence and "Authorization: Bearer" in refusal.sentence
 

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import ELSEWHERE, Browser, browser, needs_browser
+from browser import EXTERNAL_HOST, Browser, browser, needs_browser
 from pool_processes import PoolProcesses, pool_of
 from shown_pools import FIRST, PLAN, busy_status, large_plan, ledger
 from test_dashboard_server import TOKEN, port_of, served
 from test_pool_status import worker
 
 from penstock.graph.call_groups import GROUPS_MAX
-from penstock.graph.plan import told_plan
+from penstock.graph.plan import plan_for_dashboard
 from penstock.live.pool_view import PoolAddress, pool_view
 from penstock.live.pool_watch import PoolWatch
 
@@ -86,7 +86,7 @@ class MadeWatch(PoolWatch):
 
 class LargeWatch(MadeWatch):
     def _ask_plan(self, trainer: str) -> str:
-        return told_plan(large_plan(), 1 << 20)
+        return plan_for_dashboard(large_plan(), 1 << 20)
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_every_view_is_reached_by_a_click(page: Browser, made: str) -> None:
         )
     page.driver.back()
     page.wait(lambda: page.text("h2") == "Bytes")
-    assert page.complaints() == []
+    assert page.console_errors() == []
 
 
 def test_charts_plans_and_filters_respond_to_input(page: Browser, made: str) -> None:
@@ -169,7 +169,7 @@ def test_charts_plans_and_filters_respond_to_input(page: Browser, made: str) -> 
     page.wait(lambda: page.ask("return document.querySelectorAll('.events li').length") > 0)
     page.click("label:has(input) input")
     page.wait(lambda: "joined" not in page.text(".events"))
-    assert page.complaints() == []
+    assert page.console_errors() == []
 
 
 def test_large_plan_is_folded(page: Browser) -> None:
@@ -186,7 +186,7 @@ def test_large_plan_is_folded(page: Browser) -> None:
         page.wait_for("and 160 more calls", ".detail")
         assert "which training changes" in page.text(".detail")
         shoot(page, "large-plan")
-    assert page.complaints() == []
+    assert page.console_errors() == []
 
 
 def test_controls_are_labelled_and_reachable_by_keyboard(page: Browser, made: str) -> None:
@@ -299,7 +299,7 @@ def test_text_from_peers_is_not_parsed_as_markup(page: Browser, made: str) -> No
     page.open(f"{made}#workers")
     page.wait_for("<img src=x onerror=alert(1)>")
     assert page.ask("return document.querySelectorAll('#view img, #view script').length") == 0
-    assert page.complaints() == []
+    assert page.console_errors() == []
 
 
 def test_lost_worker_and_lost_controller_are_shown(page: Browser, pool: PoolProcesses) -> None:
@@ -329,7 +329,7 @@ def test_lost_worker_and_lost_controller_are_shown(page: Browser, pool: PoolProc
     assert re.search(r"compute \d+", page.text(".rank"))
     shoot(page, "real-steps")
     page.click("nav a[href='#overview']")
-    assert page.complaints() == []
+    assert page.console_errors() == []
     controller.process.kill()
     page.wait_for("the controller does not answer", "#trouble")
     assert "Training continues without it" in page.text("#trouble")
@@ -355,7 +355,7 @@ def test_browser_needs_the_token_once(page: Browser, pool: PoolProcesses, tmp_pa
     assert cookie["httpOnly"] and cookie["sameSite"] == "Strict" and TOKEN not in cookie["value"]
     page.open(f"{url}#workers")
     page.wait_for("The pool has no workers")
-    page.complaints()
+    page.console_errors()
 
 
 class _Elsewhere(http.server.BaseHTTPRequestHandler):
@@ -387,7 +387,7 @@ def test_other_sites_can_link_to_a_dashboard_but_not_read_it(page: Browser) -> N
         serving.start()
         try:
             for turn in ("without the cookie", "with it"):
-                page.open(f"http://{ELSEWHERE}:{site.server_port}/")
+                page.open(f"http://{EXTERNAL_HOST}:{site.server_port}/")
                 page.wait(lambda: page.driver.title != "")
                 assert page.driver.title == "refused", turn
                 page.click("a")
@@ -401,8 +401,8 @@ def test_other_sites_can_link_to_a_dashboard_but_not_read_it(page: Browser) -> N
 
 def test_dns_rebinding_is_rejected(page: Browser, made: str) -> None:
     """DNS rebinding: to the browser the dashboard then belongs to the site's origin."""
-    page.open(made.replace("127.0.0.1", ELSEWHERE))
+    page.open(made.replace("127.0.0.1", EXTERNAL_HOST))
     page.wait_for("is not a name of this dashboard")
     page.open(made.replace("127.0.0.1", "localhost"))
     page.wait_for("controller 22ab0000")
-    page.complaints()
+    page.console_errors()

@@ -345,7 +345,7 @@ def test_oldest_stranger_is_dropped_for_a_new_one(
     monkeypatch: pytest.MonkeyPatch, token: str | None
 ) -> None:
     monkeypatch.setattr(dashboard_server, "HEAD_S", 1e6)
-    monkeypatch.setattr(dashboard_server, "ADDRESS_STRANGERS_MAX", 4)
+    monkeypatch.setattr(dashboard_server, "ADDRESS_UNAUTHENTICATED_MAX", 4)
     with served(StillWatch(), token) as site, contextlib.ExitStack() as stack:
         silent = [stack.enter_context(stranger(site)) for _ in range(6)]
         assert [one.recv(1) for one in silent[:2]] == [b"", b""]
@@ -380,7 +380,7 @@ def test_close_waits_for_its_connection_threads(
 
 def test_address_with_the_most_strangers_is_dropped_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dashboard_server, "HEAD_S", 1e6)
-    monkeypatch.setattr(dashboard_server, "STRANGERS_MAX", 4)
+    monkeypatch.setattr(dashboard_server, "UNAUTHENTICATED_MAX", 4)
     with served(StillWatch(), TOKEN) as site, contextlib.ExitStack() as stack:
         other = stack.enter_context(stranger(site, "127.0.0.2"))
         silent = [stack.enter_context(stranger(site)) for _ in range(9)]
@@ -399,7 +399,7 @@ def test_silent_strangers_are_disconnected(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_token_holder_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dashboard_server, "HOLDERS_MAX", 0)
+    monkeypatch.setattr(dashboard_server, "AUTHENTICATED_MAX", 0)
     with served(StillWatch(), TOKEN) as site:
         for path, headers in (("/", BEARER), (f"/?token={TOKEN}", {})):
             status, answered, content = site.ask(path, **headers)

@@ -27,15 +27,15 @@ class Looks:
 
 def test_unchanged_dataset_is_recognised_at_the_first_inspection() -> None:
     watch = DatasetWatch(Looks())
-    assert watch.has_stayed(0.1)
-    assert watch.has_stayed(0.1)
+    assert watch.is_unchanged(0.1)
+    assert watch.is_unchanged(0.1)
 
 
 def test_inspection_time_is_bounded_by_the_batch_time() -> None:
     looks = Looks()
     watch = DatasetWatch(looks)
     for batch_s in (0.0, 0.1, 10.0):
-        assert watch.has_stayed(batch_s)
+        assert watch.is_unchanged(batch_s)
     assert looks.allowed == [0.005, 0.005, 0.1, 0.25]
 
 
@@ -43,8 +43,8 @@ def test_dataset_is_compared_with_the_previous_inspection() -> None:
     looks = Looks()
     watch = DatasetWatch(looks)
     looks.state = 1  # such as a file that the first sample opens
-    assert not watch.has_stayed(0.1)
-    assert watch.has_stayed(0.1)
+    assert not watch.is_unchanged(0.1)
+    assert watch.is_unchanged(0.1)
 
 
 def test_inspections_stop_if_the_dataset_always_changes() -> None:
@@ -52,39 +52,39 @@ def test_inspections_stop_if_the_dataset_always_changes() -> None:
     watch = DatasetWatch(looks)
     for epoch in range(10):
         looks.state = epoch + 1
-        assert not watch.has_stayed(0.1)
+        assert not watch.is_unchanged(0.1)
     assert len(looks.allowed) == 4
 
 
 def test_slow_inspection_is_allowed_with_slow_batches() -> None:
     looks = Looks(takes_s=0.08)
     watch = DatasetWatch(looks)
-    assert not watch.has_stayed(0.1), "the first state is not known"
-    assert watch.has_stayed(0.1)
+    assert not watch.is_unchanged(0.1), "the first state is not known"
+    assert watch.is_unchanged(0.1)
 
 
 def test_failed_inspection_is_retried_only_with_twice_the_time() -> None:
     looks = Looks(takes_s=10)
     watch = DatasetWatch(looks)
     for batch_s in (0.009, 0.01, 0.01, 0.019, 0.02, 1, 1, 1):
-        assert not watch.has_stayed(batch_s)
+        assert not watch.is_unchanged(batch_s)
     assert looks.allowed == [0.005, 0.01, 0.02, 0.25]
 
 
 def test_dropped_batches_without_changes_are_forgotten() -> None:
     watch = DatasetWatch(Looks())
-    assert watch.has_stayed(0.1)
+    assert watch.is_unchanged(0.1)
     watch.note_dropped(3)
-    assert watch.has_stayed(0.1)
+    assert watch.is_unchanged(0.1)
 
 
 def test_dropped_batches_that_changed_the_dataset_warn_and_are_the_last() -> None:
     looks = Looks()
     watch = DatasetWatch(looks)
-    assert watch.has_stayed(0.1)
+    assert watch.is_unchanged(0.1)
     looks.state = 1
     with pytest.warns(PoolWarning, match="3 batches of the next epoch were made early"):
         watch.note_dropped(3)
     assert looks.allowed[-1] == 0.1
-    assert not watch.has_stayed(0.1)
-    assert not watch.has_stayed(0.1)
+    assert not watch.is_unchanged(0.1)
+    assert not watch.is_unchanged(0.1)

@@ -27,7 +27,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from penstock import DataLoader
 from penstock.cli.command_line import main
 from penstock.doctor.loader_watch import BatchBound, LoaderWatch
-from penstock.doctor.program_runs import RunOrders
+from penstock.doctor.program_runs import RunRequest
 
 pytestmark = pytest.mark.slow
 
@@ -350,7 +350,7 @@ def test_one_of_several_ranks_is_rejected(
 
 
 def watch_of_loaders(folder: Path) -> AbstractContextManager[Any]:
-    orders = RunOrders(-1, str(folder), steps=1000, seconds=1000.0, loader=0, offload=True)
+    orders = RunRequest(-1, str(folder), steps=1000, seconds=1000.0, loader=0, offload=True)
     return LoaderWatch(orders, lambda _: None)
 
 

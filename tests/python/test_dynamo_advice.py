@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from penstock.tracking.lazy_tensor import enter_model, keep_advice_from_log, leave_model
+from penstock.tracking.lazy_tensor import enter_model, hide_dynamo_advice, leave_model
 
 CHANGES = """
 import torch
@@ -59,7 +59,7 @@ def test_dynamo_advice_is_logged_only_with_torch_logs(is_asked: bool) -> None:
 
 
 def test_dynamo_advice_for_other_models_is_kept() -> None:
-    keep_advice_from_log()
+    hide_dynamo_advice()
     logger = logging.getLogger("torch._dynamo.convert_frame")
 
     def is_logged(message: str) -> bool:

@@ -162,11 +162,11 @@ def wait_for_the_journal_error(elastic: Elastic, up: Process, why: str) -> None:
     )
     assert f"because the journal cannot be written ({why})" in line
 
-    def is_told(status: dict[str, Any]) -> bool:
+    def is_reported(status: dict[str, Any]) -> bool:
         refusal = (status["engine"] or {}).get("refusal") or ""
         return refusal.startswith(f"the journal cannot be written ({why})")
 
-    elastic.status_when(is_told)
+    elastic.status_when(is_reported)
 
 
 @pytest.mark.long("SIGINT", "down")

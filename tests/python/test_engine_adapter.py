@@ -17,7 +17,7 @@ from pool_processes import PoolProcesses, pool_of
 from penstock import _pool
 from penstock.engines import adapter as adapter_module
 from penstock.engines.adapter import Adapter, AdapterLimits, BoundedCalls
-from penstock.engines.engine import EngineRefusal, EngineTrouble, WorkerCommand, WorkerState
+from penstock.engines.engine import EngineError, EngineRefusal, WorkerCommand, WorkerState
 from penstock.engines.journal import Journal
 from penstock.engines.worker_keys import WorkerKeys
 from penstock.errors import PenstockError
@@ -44,7 +44,7 @@ class Scripted:
     def stop(self, name: str, *, at_once: bool) -> None:
         self.names.pop(name, None)
 
-    def last_words(self, name: str) -> str:
+    def last_log_line(self, name: str) -> str:
         return f"{name} dies"
 
     def workers(self) -> dict[str, WorkerState]:
@@ -69,7 +69,7 @@ def test_refused_workers_are_reported_and_requested_later(pool: PoolProcesses) -
     engine.granted_max = 2
     adapter = adapter_of(pool, engine, said)
     for _ in range(3):
-        assert adapter.turn()
+        assert adapter.run_once()
     assert len(engine.names) == 2
     assert said == ["the engine scripted started 2 of 4 workers: no room is left"]
     status = pool.status()["engine"]
@@ -77,7 +77,7 @@ def test_refused_workers_are_reported_and_requested_later(pool: PoolProcesses) -
     assert status["starting"] == 2
     engine.granted_max = 100
     for _ in range(60):
-        adapter.turn()
+        adapter.run_once()
         if len(engine.names) == 4:
             break
         threading.Event().wait(0.1)
@@ -116,7 +116,7 @@ def test_worker_that_exits_immediately_is_restarted_with_backoff(pool: PoolProce
     reasons, refusals = set(), set()
     while len(engine.spawned) < 3:
         assert time.monotonic() < give_up_at, f"{len(engine.spawned)} workers were started"
-        adapter.turn()
+        adapter.run_once()
         status = pool.status()["engine"]
         reasons.add(status["reason"])
         refusals.add(status["refusal"])
@@ -134,7 +134,7 @@ def test_engine_failure_on_start_is_reported(pool: PoolProcesses) -> None:
     engine.spawn = lambda names: 1 / 0  # type: ignore[method-assign]
     adapter = adapter_of(pool, engine, said)
     for _ in range(3):
-        assert adapter.turn()
+        assert adapter.run_once()
     status = pool.status()["engine"]
     assert status["refusal"].endswith(
         "failed to start 4 workers: ZeroDivisionError: division by zero"
@@ -147,14 +147,14 @@ def test_engine_failure_is_reported_and_no_worker_is_started(pool: PoolProcesses
     engine.error = KeyError("surprise")
     adapter = adapter_of(pool, engine, said)
     for _ in range(3):
-        assert adapter.turn()
+        assert adapter.run_once()
     assert said == ["the engine scripted failed to list its workers: KeyError: 'surprise'"]
     assert engine.spawned == []
     assert "surprise" in pool.status()["engine"]["trouble"]
     engine.error = None
-    adapter.turn()
+    adapter.run_once()
     assert len(engine.names) == 4
-    adapter.turn()
+    adapter.run_once()
     assert pool.status()["engine"]["trouble"] is None
 
 
@@ -162,11 +162,11 @@ def test_engine_failure_is_reported_and_no_worker_is_started(pool: PoolProcesses
 def test_adapter_without_its_controller_changes_nothing(pool: PoolProcesses) -> None:
     engine, said = Scripted(), []
     adapter = adapter_of(pool, engine, said)
-    adapter.turn()
+    adapter.run_once()
     before = dict(engine.names)
     pool.processes[0].process.kill()
     pool.processes[0].process.wait()
-    assert adapter.turn()
+    assert adapter.run_once()
     assert engine.names == before
     assert "no orders from the controller" in said[-1]
 
@@ -182,16 +182,16 @@ def test_worker_whose_keys_cannot_be_copied_is_not_started(pool: PoolProcesses) 
     secret = keys / "worker.secret"
     secret.rename(keys / "elsewhere")
     for _ in range(3):
-        assert adapter.turn()
+        assert adapter.run_once()
     assert engine.spawned == []
     why = f"the workers' keys cannot be copied (No such file or directory): {secret}"
     assert said == [f"no workers are started, and running workers continue, because {why}"]
     assert pool.status()["engine"]["refusal"].startswith("the workers' keys cannot be copied")
     (keys / "elsewhere").rename(secret)
-    adapter.turn()
+    adapter.run_once()
     assert said[1:] == ["writing works again; workers are started as needed"]
     for _ in range(60):
-        adapter.turn()
+        adapter.run_once()
         if engine.spawned:
             break
         threading.Event().wait(0.1)
@@ -201,9 +201,9 @@ def test_worker_whose_keys_cannot_be_copied_is_not_started(pool: PoolProcesses) 
 def test_pool_shutdown_stops_all_workers(pool: PoolProcesses) -> None:
     engine, said = Scripted(), []
     adapter = adapter_of(pool, engine, said)
-    adapter.turn()
+    adapter.run_once()
     assert len(engine.names) == 4
-    while adapter.turn(is_to_end=True):
+    while adapter.run_once(is_to_end=True):
         pass
     assert engine.names == {}
 
@@ -213,14 +213,14 @@ def test_pool_shutdown_gives_up_on_an_unresponsive_engine(
 ) -> None:
     engine, said = Scripted(), []
     adapter = adapter_of(pool, engine, said)
-    engine.error = EngineTrouble("the cluster is gone")
-    assert adapter.turn(is_to_end=True)
-    monkeypatch.setattr(adapter_module, "_END_PATIENCE_S", 0.0)
-    assert adapter.turn(), "it is not to end"
+    engine.error = EngineError("the cluster is gone")
+    assert adapter.run_once(is_to_end=True)
+    monkeypatch.setattr(adapter_module, "_END_TIMEOUT_S", 0.0)
+    assert adapter.run_once(), "it is not to end"
     with pytest.raises(PenstockError, match="workers may be left: the cluster is gone; once"):
-        adapter.turn(is_to_end=True)
+        adapter.run_once(is_to_end=True)
     engine.error = None
-    assert not adapter.turn(is_to_end=True)
+    assert not adapter.run_once(is_to_end=True)
 
 
 class Lingering(Scripted):
@@ -240,13 +240,13 @@ def test_clock_jump_does_not_shorten_the_grace_period(
 ) -> None:
     engine, said = Lingering(), []
     adapter = adapter_of(pool, engine, said)
-    adapter.turn()
-    adapter.turn(is_to_end=True)
+    adapter.run_once()
+    adapter.run_once(is_to_end=True)
     asked = [(name, False) for name in sorted(engine.names)]
     assert engine.stops == asked
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + jump_s)
-    adapter.turn(is_to_end=True)
+    adapter.run_once(is_to_end=True)
     assert engine.stops == asked
 
 
@@ -255,13 +255,13 @@ def test_stopped_worker_keeps_its_grace_after_a_clock_setback(
 ) -> None:
     engine, said = Lingering(), []
     adapter = adapter_of(pool, engine, said)
-    adapter.turn()
-    adapter.turn(is_to_end=True)
+    adapter.run_once()
+    adapter.run_once(is_to_end=True)
     before = list(engine.stops)
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now - 365 * 86_400)
     another = adapter_of(pool, engine, said)  # of another process, which has the journal alone
-    another.turn(is_to_end=True)
+    another.run_once(is_to_end=True)
     assert engine.stops == before
 
 
@@ -269,7 +269,7 @@ def test_hanging_engine_call_is_abandoned() -> None:
     calls = BoundedCalls("stuck", 0.2)
     end = threading.Event()
     for _ in range(2):
-        with pytest.raises(EngineTrouble, match="stuck has not answered a call to wait within 0.2"):
+        with pytest.raises(EngineError, match="stuck has not answered a call to wait within 0.2"):
             calls("wait", end.wait)
     end.set()
     threading.Event().wait(0.3)

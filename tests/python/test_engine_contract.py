@@ -104,7 +104,7 @@ def test_workers_of_a_dead_node_are_replaced(make_pool: MakePool, engine: str) -
 @pytest.mark.parametrize("engine", [LONG_LOCAL, LONG_SLURM, RAY])
 def test_worker_preempted_without_notice_is_replaced(make_pool: MakePool, engine: str) -> None:
     pool = make_pool(engine)
-    before = disturbed(pool, lambda name: pool.take_away(name, with_notice=False))
+    before = disturbed(pool, lambda name: pool.preempt(name, with_notice=False))
     pool.runs_processes(lambda names: len(names) == 2 and min(before) not in names)
     pool.has_workers(2)
 
@@ -115,7 +115,7 @@ def test_worker_preempted_with_notice_finishes_its_batches(
     make_pool: MakePool, engine: str
 ) -> None:
     pool = make_pool(engine, has_notice=True)
-    before = disturbed(pool, lambda name: pool.take_away(name, with_notice=True))
+    before = disturbed(pool, lambda name: pool.preempt(name, with_notice=True))
     pool.runs_processes(lambda names: len(names) == 2 and min(before) not in names)
     pool.has_workers(2)
     assert vanished_count(pool.pool.status()) == 0
@@ -132,12 +132,12 @@ def test_engine_that_starts_no_workers_is_reported(make_pool: MakePool, engine: 
 
     disturbed(pool, refuse)
 
-    def is_told(status: dict[str, Any]) -> bool:
+    def is_reported(status: dict[str, Any]) -> bool:
         engine = status["engine"]
         is_said = engine["refusal"] is not None if pool.can_refuse else engine["starting"] == 1
         return len(status["workers"]) == 1 and is_said
 
-    pool.status_when(is_told)
+    pool.status_when(is_reported)
 
 
 @pytest.mark.parametrize("engine", [LONG_LOCAL, LONG_SLURM, RAY])

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, Subset
 
 from penstock import DataLoader
 from penstock.pool.worker_errors import describe_error
-from penstock.worker.map_fetchers import spoken_sample
+from penstock.worker.map_fetchers import format_sample
 
 needs_notes = pytest.mark.skipif(
     sys.version_info < (3, 11), reason="an exception carries notes from Python 3.11 on"
@@ -86,13 +86,13 @@ def test_first_and_last_samples_of_a_batch_are_named() -> None:
     for indices in ([7], [7, 1], [1, 7]):
         with pytest.raises(LookupError) as caught:
             list(DataLoader(Fails(), batch_sampler=[indices]))
-        assert spoken_sample(caught.value) == "sample 7 of the dataset"
+        assert format_sample(caught.value) == "sample 7 of the dataset"
 
 
 def test_non_list_batch_of_indices_names_no_sample() -> None:
     with pytest.raises(LookupError) as caught:
         list(DataLoader(Fails(), batch_sampler=[(1, 7)]))
-    assert spoken_sample(caught.value) == ""
+    assert format_sample(caught.value) == ""
 
 
 def test_tensor_index_is_named() -> None:
@@ -147,7 +147,7 @@ def test_unwritable_exception_is_raised_unchanged(kind: Any, fetch_threads: int)
         list(loader)
     assert caught.value is error
     assert set(vars(error)) <= {"place", "__notes__"}
-    assert spoken_sample(caught.value) == "sample 7 of the dataset"
+    assert format_sample(caught.value) == "sample 7 of the dataset"
 
 
 @pytest.mark.slow
@@ -194,4 +194,4 @@ def test_reraised_exception_names_only_the_current_sample() -> None:
     for indices, sample in ([1, 7], "sample 7 of the dataset"), ([1, 2], ""):
         with pytest.raises(BadRecord) as caught:
             list(DataLoader(Raises(error), batch_sampler=[indices], collate_fn=again(error)))
-        assert spoken_sample(caught.value) == sample
+        assert format_sample(caught.value) == sample

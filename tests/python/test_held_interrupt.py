@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.worker.worker_start import HeldInterrupt, release_in_child
+from penstock.worker.worker_start import DeferredInterrupt, release_in_child
 
 PROGRAM = """
 import os, signal, sys, time
@@ -83,7 +83,7 @@ def test_held_interrupt_is_delivered_at_the_end() -> None:
     seen: list[str] = []
     before = signal.signal(signal.SIGINT, lambda *_: seen.append("handled"))
     try:
-        with HeldInterrupt():
+        with DeferredInterrupt():
             os.kill(os.getpid(), signal.SIGINT)
             seen.append("held")
         assert seen == ["held", "handled"]
@@ -94,7 +94,7 @@ def test_held_interrupt_is_delivered_at_the_end() -> None:
 
 
 def test_release_in_child_delivers_the_interrupt() -> None:
-    with pytest.raises(KeyboardInterrupt), HeldInterrupt():
+    with pytest.raises(KeyboardInterrupt), DeferredInterrupt():
         os.kill(os.getpid(), signal.SIGINT)
         release_in_child()
         pytest.fail("the interrupt was dropped")
@@ -105,7 +105,7 @@ def test_release_in_child_delivers_the_interrupt() -> None:
 def test_non_python_handlers_are_left_unchanged(handler: signal.Handlers) -> None:
     before = signal.signal(signal.SIGINT, handler)
     try:
-        with HeldInterrupt():
+        with DeferredInterrupt():
             assert signal.getsignal(signal.SIGINT) == handler
         assert signal.getsignal(signal.SIGINT) == handler
     finally:
@@ -114,7 +114,7 @@ def test_non_python_handlers_are_left_unchanged(handler: signal.Handlers) -> Non
 
 def test_other_threads_keep_the_signal_handler() -> None:
     def enter() -> None:
-        with HeldInterrupt():
+        with DeferredInterrupt():
             seen.append(signal.getsignal(signal.SIGINT))
 
     seen: list[object] = []

@@ -246,7 +246,7 @@ def test_allowed_hosts_are_reported_at_the_start() -> None:
         "jobs have no network except a.org:443, b.org:80 through a proxy, enforced by a network "
         "namespace"
     )
-    assert said in plan.news
+    assert said in plan.messages
     assert plan.isolation.separation().refusal() == ""
 
 

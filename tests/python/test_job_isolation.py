@@ -328,7 +328,7 @@ def test_keys_are_hidden_by_rules_where_mounts_are_refused(
     plan = plan_or_refusal(IsolationOptions(), "/nowhere/keys")
     assert plan.isolation.hiding == "rules"
     assert plan.warnings == []
-    assert "created directly in /nowhere or above" in plan.news[0]
+    assert "created directly in /nowhere or above" in plan.messages[0]
 
 
 def test_keys_in_tmp_do_not_restrict_tmp_by_default(
@@ -364,7 +364,7 @@ def test_filter_replaces_an_unavailable_namespace(monkeypatch: pytest.MonkeyPatc
     refuse(monkeypatch, "namespace")
     plan = plan_or_refusal(IsolationOptions(frozenset({"network"})))
     assert plan.isolation.no_network == "filter"
-    assert "a filter of system calls (namespace is refused)" in plan.news[0]
+    assert "a filter of system calls (namespace is refused)" in plan.messages[0]
 
 
 def test_key_folder_containing_modules_is_not_hidden(
@@ -534,7 +534,7 @@ def test_memory_limit_is_used_without_a_memory_controller(group: Path) -> None:
         pytest.skip("this group has the controller")
     plan = plan_or_refusal(IsolationOptions(frozenset(), job_memory=1 << 30, job_group=str(group)))
     assert plan.isolation.data_bytes == 1 << 30
-    assert f"{group} has no controller memory" in plan.news[0]
+    assert f"{group} has no controller memory" in plan.messages[0]
     assert "has the controller cpu" in plan_or_refusal(
         IsolationOptions(frozenset(), job_cpu_weight=10, job_group=str(group))
     )

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, _DatasetKind, default_collate
 
-from penstock.pool.job_pickle import KnownPickle
+from penstock.pool.job_pickle import PickleCache
 from penstock.pool.pool_job import Job, job_id, pack_job
 from penstock.worker.fetching import FetchSpec
 
@@ -63,7 +63,7 @@ def job_of(dataset: Any) -> Job:
 
 def test_unchanged_dataset_is_pickled_once(rows: Rows) -> None:
     """Each epoch of a large dataset started with a minute of pickling."""
-    known = KnownPickle()
+    known = PickleCache()
     packed = pack_job(job_of(rows), [], known)
     assert [job_id(job_of(rows), [], known) for _ in range(3)] == [packed.id] * 3
     assert pickle_count(rows) == 1
@@ -94,7 +94,7 @@ def draw(rows: Rows) -> None:
     "change", [change_by_an_array, change_an_item, change_an_attribute, change_an_array, draw]
 )
 def test_changed_dataset_is_pickled_again(rows: Rows, change: Callable[[Rows], None]) -> None:
-    known = KnownPickle()
+    known = PickleCache()
     first = pack_job(job_of(rows), [], known).id
     change(rows)
     second = job_id(job_of(rows), [], known)
@@ -133,7 +133,7 @@ factor = [3]
 )
 def test_changed_program_code_is_pickled_again(change: str) -> None:
     scope = by_value(PROGRAM)
-    known, dataset = KnownPickle(), scope["Squares"]()
+    known, dataset = PickleCache(), scope["Squares"]()
     first = pack_job(job_of(dataset), [], known).id
     assert job_id(job_of(dataset), [], known) == first
     exec(change, scope)
@@ -142,7 +142,7 @@ def test_changed_program_code_is_pickled_again(change: str) -> None:
 
 def test_opaque_dataset_is_pickled_each_time(rows: Rows) -> None:
     rows.context = decimal.Context()  # type: ignore[attr-defined]  # of a type that is not Python's
-    known = KnownPickle()
+    known = PickleCache()
     first = pack_job(job_of(rows), [], known).id
     assert [job_id(job_of(rows), [], known) for _ in range(2)] == [first] * 2
     assert pickle_count(rows) == 3

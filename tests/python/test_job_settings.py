@@ -39,7 +39,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PoolProcesses]:
 def settings_put_back() -> Iterator[None]:
     before = ProcessState.now()
     yield
-    before.put_back()
+    before.restore()
 
 
 class Settings(Dataset[dict[str, Any]]):

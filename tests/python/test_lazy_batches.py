@@ -8,7 +8,7 @@ import torch
 
 from penstock.tracking.batch_origin import BatchHandle, Provenance, ProvenanceTable
 from penstock.tracking.deferral import SAMPLED_EVERY
-from penstock.tracking.lazy_batches import STRANGE_CALLS_MIN, USELESS_CALLS_MAX, LazyBatches
+from penstock.tracking.lazy_batches import UNKNOWN_INPUT_CALLS_MIN, USELESS_CALLS_MAX, LazyBatches
 
 USER = 1
 
@@ -44,8 +44,8 @@ def test_few_batches_are_lazy_while_nothing_moves(copies_ahead: bool) -> None:
     loader = Loader()
     if copies_ahead:
         loader.table.placements.note(0, torch.device("cuda:0"))
-    first = loader.call(STRANGE_CALLS_MIN + USELESS_CALLS_MAX, moves=False)
-    assert first == [False] * STRANGE_CALLS_MIN + [True] * USELESS_CALLS_MAX
+    first = loader.call(UNKNOWN_INPUT_CALLS_MIN + USELESS_CALLS_MAX, moves=False)
+    assert first == [False] * UNKNOWN_INPUT_CALLS_MIN + [True] * USELESS_CALLS_MAX
     later = loader.call(10 * SAMPLED_EVERY, moves=False)
     assert later.count(True) == 10
     assert loader.lazy.is_sampling and not loader.lazy.is_undecided
@@ -53,7 +53,7 @@ def test_few_batches_are_lazy_while_nothing_moves(copies_ahead: bool) -> None:
 
 def test_all_batches_are_lazy_again_once_a_plan_moves_something() -> None:
     loader = Loader()
-    loader.call(STRANGE_CALLS_MIN + USELESS_CALLS_MAX + 3, moves=False)
+    loader.call(UNKNOWN_INPUT_CALLS_MIN + USELESS_CALLS_MAX + 3, moves=False)
     assert loader.lazy.is_sampling
     assert loader.call(2 * SAMPLED_EVERY, moves=True).count(True) > SAMPLED_EVERY
     assert all(loader.call(4 * SAMPLED_EVERY, moves=True))
@@ -64,7 +64,7 @@ def test_all_batches_are_lazy_again_once_a_plan_moves_something() -> None:
 
 def test_untraceable_batches_become_plain_permanently() -> None:
     loader = Loader()
-    loader.call(STRANGE_CALLS_MIN, moves=False)
+    loader.call(UNKNOWN_INPUT_CALLS_MIN, moves=False)
     for _ in range(USELESS_CALLS_MAX):
         assert loader.deliver()
         loader.lazy.note_call(True, follows_calls=False, moves=False)
@@ -73,14 +73,14 @@ def test_untraceable_batches_become_plain_permanently() -> None:
 
 def test_detached_model_gets_no_lazy_samples() -> None:
     loader = Loader()
-    loader.call(STRANGE_CALLS_MIN + USELESS_CALLS_MAX, moves=False)
+    loader.call(UNKNOWN_INPUT_CALLS_MIN + USELESS_CALLS_MAX, moves=False)
     loader.lazy.give_up()
     assert not any(loader.call(4 * SAMPLED_EVERY, moves=False))
 
 
 def test_device_copies_are_traced_between_lazy_samples() -> None:
     loader = Loader()
-    loader.call(STRANGE_CALLS_MIN + USELESS_CALLS_MAX, moves=False)
+    loader.call(UNKNOWN_INPUT_CALLS_MIN + USELESS_CALLS_MAX, moves=False)
     leaf = torch.ones(2)
     handle = BatchHandle(1)
     assert loader.table.deferral is not None

@@ -167,7 +167,7 @@ def test_program_ended_by_signal_leaves_no_pool(programs: Programs, number: int)
     program = programs.start("--pool-local", "2", "train.py", source=TRAINING + waiting)
     program.wait_for_lines(lambda line: line == "trained")
     assert len(programs.warm_pids()) == 1
-    assert len(programs.pids("keep_pool")) == 1
+    assert len(programs.pids("run_local_pool")) == 1
     assert program.end(number) == -number
     programs.wait_gone()
 
@@ -208,7 +208,7 @@ def test_program_continues_when_its_pool_is_killed(programs: Programs) -> None:
     """
     program = programs.start("--pool-local", "2", "train.py", source=source)
     program.wait_for_lines(lambda line: line == "has begun")
-    (keeper,) = programs.pids("keep_pool")
+    (keeper,) = programs.pids("run_local_pool")
     workers = programs.pids("run_warm")
     os.kill(keeper, signal.SIGKILL)
     assert wait_gone([keeper, *workers], SECONDS_MAX) == []

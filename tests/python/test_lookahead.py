@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from looked_at_streams import LOADERS, Augmented, Shards, make
+from lookahead_streams import LOADERS, Augmented, Shards, make
 from scheduled_workers import Scheduled
 from stream_oracle import describe
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from looked_at_streams import Augmented, DrawingSampler, Failing, Stateful, make
+from lookahead_streams import Augmented, DrawingSampler, Failing, Stateful, make
 from stream_oracle import next_error
 from torch.utils.data import Dataset
 from torch.utils.data.datapipes.iter import IterableWrapper

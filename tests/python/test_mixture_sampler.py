@@ -29,10 +29,10 @@ def source_of(index: int, lengths: list[int] = LENGTHS) -> int:
 
 @pytest.mark.parametrize("when_exhausted", ["stop", "repeat", "leave_out"])
 def test_every_prefix_holds_each_source_in_proportion(when_exhausted: Any) -> None:
-    chooser = random.Random(3)
+    rng = random.Random(3)
     for _ in range(40):
-        lengths = [chooser.randrange(1, 400) for _ in range(chooser.randrange(1, 9))]
-        weights = [2.0 ** -chooser.randrange(8) * chooser.randrange(1, 9) for _ in lengths]
+        lengths = [rng.randrange(1, 400) for _ in range(rng.randrange(1, 9))]
+        weights = [2.0 ** -rng.randrange(8) * rng.randrange(1, 9) for _ in lengths]
         sampler = MixtureSampler(lengths, weights, when_exhausted=when_exhausted)
         counts = [0] * len(lengths)
         for n, index in enumerate(sampler, 1):
@@ -57,18 +57,18 @@ def test_stopping_epoch_yields_no_sample_twice() -> None:
 
 @pytest.mark.parametrize("when_exhausted", ["stop", "repeat", "leave_out"])
 def test_length_is_the_number_of_samples(when_exhausted: Any) -> None:
-    chooser = random.Random(13)
+    rng = random.Random(13)
     for _ in range(150):
-        count = chooser.randrange(1, 7)
-        weights = [chooser.choice([0, 1, 2, 5, 0.125, chooser.random()]) for _ in range(count)]
-        weights[chooser.randrange(count)] = 1
-        lengths = [chooser.randrange(weight > 0, 60) for weight in weights]
-        most = chooser.choice([None, chooser.randrange(200)])
+        count = rng.randrange(1, 7)
+        weights = [rng.choice([0, 1, 2, 5, 0.125, rng.random()]) for _ in range(count)]
+        weights[rng.randrange(count)] = 1
+        lengths = [rng.randrange(weight > 0, 60) for weight in weights]
+        most = rng.choice([None, rng.randrange(200)])
         sampler = MixtureSampler(
             lengths, weights, when_exhausted=when_exhausted, num_samples=most, shuffle=False
         )
         assert len(sampler) == len(list(sampler)), (lengths, weights, most)
-        others = [weight and chooser.choice([1, 3, 0.25]) for weight in weights]
+        others = [weight and rng.choice([1, 3, 0.25]) for weight in weights]
         sampler.set_weights(others)
         assert len(sampler) == len(list(sampler)), (lengths, others, most)
 

@@ -85,7 +85,7 @@ WHOSE_BYTES = {
     ): "a part of such a report; PoolIter has a method of its own",
     (
         "loader/local_source.py",
-        "LocalSource.who_is_awaited",
+        "LocalSource.timeout_details",
         "pickle.loads",
     ): "this process's own: what it asked for; PoolSource has a method of its own",
     (
@@ -98,7 +98,7 @@ WHOSE_BYTES = {
     ("cut/prefix_compiler.py", "main", "torch.load"): "the trainer's, in a process that it started",
     (
         "cli/command_line.py",
-        "_carry_out",
+        "_dispatch",
         "importlib.import_module",
     ): "names of our own modules",
     (
@@ -108,8 +108,16 @@ WHOSE_BYTES = {
     ): "the name of a module of torchdata's",
     ("_native.py", "import_torch", "importlib.import_module"): "torch",
     ("_native.py", "load", ".exec_module"): "our own module, beside this file",
-    ("cli/environment_command.py", "_told_by", "ctypes.CDLL"): "a library that is loaded already",
-    ("cli/environment_command.py", "_told_by", "ctypes.c_char_p"): "its version, a text of its own",
+    (
+        "cli/environment_command.py",
+        "_version_of_library",
+        "ctypes.CDLL",
+    ): "a library that is loaded already",
+    (
+        "cli/environment_command.py",
+        "_version_of_library",
+        "ctypes.c_char_p",
+    ): "its version, a text of its own",
     ("doctor/program_runs.py", "end_with_parent", "ctypes.CDLL"): "the process's own C library",
     ("live/dashboard_server.py", "_Handler._refuse", ".recv"): "bytes that are thrown away",
     ("cli/program.py", "run_file", "compile"): "the user's own program",

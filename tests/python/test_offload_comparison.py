@@ -34,7 +34,7 @@ def moved(pool: InProcessPool) -> set[str]:
 def test_only_the_wrong_operator_returns_to_the_trainer(caplog: pytest.LogCaptureFixture) -> None:
     case = Case("", TwoBranches, rows, CASES[5].loss, True)
     pool = InProcessPool(batches_of(case))
-    pool.spoiled = "aten::log1p"
+    pool.corrupted_operator = "aten::log1p"
     model = offload(fresh(TwoBranches), pool, cut="maximal")
     assert train(model, pool, case.loss) == eager_trace(case)
     assert moved(pool) == {"mul", "cos", "abs"}
@@ -52,7 +52,7 @@ def test_warning_names_the_uncompared_batches(caplog: pytest.LogCaptureFixture) 
         fresh(TwoBranches),
     )
     for step in range(14):
-        pool.spoiled = "aten::log1p" if step >= 8 else None
+        pool.corrupted_operator = "aten::log1p" if step >= 8 else None
         batch = pool.deliver(torch.randn(10, 20))
         is_right = bits(model(batch)) == bits(reference(batch.clone()))
         assert is_right or 8 <= step < 10  # detected at the tenth batch after the first one
@@ -69,7 +69,7 @@ def test_outstanding_batches_are_recomputed_after_a_mismatch() -> None:
     )
     model(pool.deliver(torch.randn(10, 20)))
     model(pool.deliver(torch.randn(10, 20)))
-    pool.spoiled = "aten::log1p"
+    pool.corrupted_operator = "aten::log1p"
     early = [pool.deliver(torch.randn(10, 20)) for _ in range(9)]
     right = [bits(model(batch)) == bits(reference(batch.clone())) for batch in early]
     assert right == [False] + [True] * 8
@@ -85,7 +85,7 @@ def test_mismatch_makes_other_cuts_be_compared_before_use() -> None:
     for is_training in (True, False) * 2:
         model.train(is_training)
         model(pool.deliver(torch.randn(10, 20)))
-    pool.spoiled = "aten::log1p"
+    pool.corrupted_operator = "aten::log1p"
     reports = [False]
     for step in range(12):
         is_training = step % 3 == 0
@@ -100,7 +100,7 @@ def test_mismatch_makes_other_cuts_be_compared_before_use() -> None:
 def test_cut_is_abandoned_if_workers_are_always_wrong(caplog: pytest.LogCaptureFixture) -> None:
     case = CASES[0]
     pool = InProcessPool([case.make_batch(k % 6) for k in range(20)])
-    pool.spoil = True
+    pool.corrupts_results = True
     model = offload(fresh(case.make_model), pool, cut="maximal")
     reference = train(fresh(case.make_model), pool.batches, case.loss)
     assert train(model, pool, case.loss) == reference
@@ -112,10 +112,10 @@ def test_cut_is_abandoned_if_workers_are_always_wrong(caplog: pytest.LogCaptureF
 def test_cut_of_several_graphs_is_refused_after_many_mismatches(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.cut.cut_context.MISTRUSTS_MAX", 3)
+    monkeypatch.setattr("penstock.cut.cut_context.MISMATCHES_MAX", 3)
     case = Case("", ThreeGraphsAndABranch, rows, CASES[5].loss, True)
     pool = InProcessPool([case.make_batch(k % 6) for k in range(20)])
-    pool.spoil = True
+    pool.corrupts_results = True
     model = offload(fresh(case.make_model), pool, cut="maximal")
     assert train(model, pool, case.loss) == train(fresh(case.make_model), pool.batches, case.loss)
     assert pool.plan is not None and pool.plan.refused is not None
@@ -132,7 +132,7 @@ def test_first_batch_of_each_worker_is_compared(
     reference = fresh(TwoBranches)
     for step in range(15):
         pool.maker = step % 3
-        pool.spoiled = "aten::log1p" if pool.maker == 2 and step > 5 else None
+        pool.corrupted_operator = "aten::log1p" if pool.maker == 2 and step > 5 else None
         if pool.maker == 2 and step <= 5:
             continue  # it joins later
         batch = pool.deliver(torch.randn(10, 20))

@@ -174,7 +174,7 @@ def test_two_graphs_and_two_models_draw_differently() -> None:
 
 def test_wrong_draws_of_a_worker_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     pool = InProcessPool([])
-    pool.spoil = True
+    pool.corrupts_results = True
     torch.manual_seed(3)
     model = offload(fresh(Noisy).eval(), pool, cut="maximal", allow_random=True)
     for step in range(4):

@@ -256,7 +256,7 @@ def test_wrong_worker_results_are_recomputed_by_the_trainer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     pair = [scripted(Rows), offload(scripted(Rows), pool := InProcessPool([]), cut="maximal")]
-    pool.spoil = True
+    pool.corrupts_results = True
     for seed in range(SETTLED_RUNS + 4):
         batch = rows_of(10, seed)
         torch.manual_seed(seed)

@@ -84,10 +84,10 @@ def lasting_links(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Links]:
 @pytest.fixture
 def links(lasting_links: Links) -> Iterator[Links]:
     for proxy in lasting_links.proxies:
-        proxy.calm()
+        proxy.clear_faults()
     yield lasting_links
     for proxy in lasting_links.proxies:
-        proxy.calm()
+        proxy.clear_faults()
 
 
 def expected_digests(dataset: Any, **options: Any) -> list[str]:
@@ -147,12 +147,12 @@ def test_random_resets_leave_the_stream_intact(links: Links, seed: int, make: An
     draw = random.Random(seed)
     for _ in range(15):
         way, bytes_max = draw.choice([(TO_CLIENT, 1500), (TO_SERVER, 3000)])
-        links.to_worker.befall(RESET, draw.randrange(bytes_max), way)
-        links.to_pieces.befall(RESET, draw.randrange(9000))
+        links.to_worker.inject(RESET, draw.randrange(bytes_max), way)
+        links.to_pieces.inject(RESET, draw.randrange(9000))
     dataset = Augmented(600, SMALL) if make is Augmented else Shards(2000)
     check_stream(links, dataset, **({} if make is Augmented else {"shards": 3}))
-    assert links.to_worker.befallen == [RESET] * 15
-    assert links.to_pieces.befallen.count(RESET) >= 5  # left after a reset of the other one
+    assert links.to_worker.injected == [RESET] * 15
+    assert links.to_pieces.injected.count(RESET) >= 5  # left after a reset of the other one
 
 
 @pytest.mark.sampled(1)
@@ -170,10 +170,10 @@ def test_worker_connection_fault_leaves_the_stream_intact(
     proxy = links.to_pieces if what == "pieces" else links.to_worker
     way = TO_SERVER if what == "requests" else TO_CLIENT
     after_bytes = 50_000 if what == "pieces" else 4_000
-    proxy.befall(kind, after_bytes, way, {SILENCE: 3.0, STALL: 1.0}.get(kind, 0.0))
+    proxy.inject(kind, after_bytes, way, {SILENCE: 3.0, STALL: 1.0}.get(kind, 0.0))
     # Frames are long, as RESIZE requires, where a request names this many samples.
     check_stream(links, Augmented(2560, SMALL), batch_size=64)
-    assert proxy.befallen == [kind]
+    assert proxy.injected == [kind]
 
 
 @pytest.mark.sampled(1)
@@ -182,8 +182,8 @@ def test_worker_connection_fault_leaves_the_stream_intact(
 def test_worker_controller_fault_leaves_the_stream_intact(
     links: Links, kind: str, way: str
 ) -> None:
-    links.to_controller.befall(kind, 300, way, 3.0)
-    links.to_controller.wait_befallen()  # the worker alone is connected now
+    links.to_controller.inject(kind, 300, way, 3.0)
+    links.to_controller.wait_injected()  # the worker alone is connected now
     check_stream(links, Augmented(160, SMALL))
 
 
@@ -198,8 +198,8 @@ def test_trainer_controller_fault_leaves_the_stream_intact(
     torch.manual_seed(7)
     batches = iter(links.loader(dataset, batch_size=4))
     found = digests(itertools.islice(batches, 8))
-    links.to_controller.befall(kind, 2000, way, 3.0)
-    links.to_controller.wait_befallen()
+    links.to_controller.inject(kind, 2000, way, 3.0)
+    links.to_controller.wait_injected()
     assert found + digests(batches) == expected
     check_stream(links, dataset)
 
@@ -212,22 +212,22 @@ def test_slow_controller_connection_delivers_the_stream(links: Links) -> None:
 def test_resets_during_key_exchange_leave_the_stream_intact(links: Links) -> None:
     """Byte after byte of the first messages between a client and a server."""
     for number in range(12):
-        links.to_worker.befall(RESET, 30 * number, TO_SERVER if number % 2 else TO_CLIENT)
+        links.to_worker.inject(RESET, 30 * number, TO_SERVER if number % 2 else TO_CLIENT)
     check_stream(links, Augmented(20, SMALL))
-    assert links.to_worker.befallen == [RESET] * 12
+    assert links.to_worker.injected == [RESET] * 12
 
 
 @pytest.mark.long
 def test_resets_of_joining_data_connections_leave_stream_intact(links: Links) -> None:
     """Each time the token may be used up, so each time there is another connection."""
     for number in range(12):
-        links.to_pieces.befall(RESET, 20 * number, TO_SERVER if number % 2 else TO_CLIENT)
+        links.to_pieces.inject(RESET, 20 * number, TO_SERVER if number % 2 else TO_CLIENT)
     check_stream(links, Augmented(20, SMALL))
-    assert links.to_pieces.befallen == [RESET] * 12
+    assert links.to_pieces.injected == [RESET] * 12
 
 
 def test_corrupt_chunk_is_reported_and_discarded(links: Links) -> None:
-    links.to_pieces.befall(FLIP, 50_000)
+    links.to_pieces.inject(FLIP, 50_000)
     with pytest.warns(
         PoolWarning, match="is being reconnected.*chunk of a batch.*authentication tag is wrong"
     ):

@@ -25,7 +25,7 @@ from sample_datasets import Computed, number
 from torch.utils.data import TensorDataset, _DatasetKind, default_collate
 
 import penstock
-from penstock.pool.job_code import extract_code, pack_code, put_in_front
+from penstock.pool.job_code import extract_code, pack_code, put_first_in_path
 from penstock.pool.job_versions import Versions, reason_to_refuse
 from penstock.pool.pool_job import Job, JobRefused, PackedJob, job_id, pack_job, unpack_job
 from penstock.worker.fetching import FetchSpec
@@ -609,7 +609,7 @@ def test_each_job_imports_its_own_modules(tmp_path: Path) -> None:
         (packed,) = pack_code([tree])
         code_id = hashlib.sha256(packed.data).hexdigest()
         code_root = str(tmp_path / "code")
-        put_in_front([extract_code(packed.data, code_id, code_root)], code_root)
+        put_first_in_path([extract_code(packed.data, code_id, code_root)], code_root)
         import of_the_job.part
 
         return of_the_job.part
@@ -620,7 +620,7 @@ def test_each_job_imports_its_own_modules(tmp_path: Path) -> None:
     second = use("second")
     assert second.place == "second"
     assert use("first") is not first
-    put_in_front([], str(tmp_path / "code"))
+    put_first_in_path([], str(tmp_path / "code"))
     with pytest.raises(ModuleNotFoundError):
         import of_the_job  # noqa: F401
     assert os.stat(tmp_path / "code").st_mode & 0o777 == 0o700
@@ -637,7 +637,7 @@ def test_job_code_takes_precedence_over_worker_modules(
     assert of_both.place == "worker"
     (packed,) = pack_code([write_tree(tmp_path / "job", {"of_both.py": "place = 'job'"})])
     code_root = str(tmp_path / "code")
-    put_in_front([extract_code(packed.data, "1" * 64, code_root)], code_root)
+    put_first_in_path([extract_code(packed.data, "1" * 64, code_root)], code_root)
     import of_both
 
     assert of_both.place == "job"

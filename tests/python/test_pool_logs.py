@@ -150,12 +150,12 @@ def test_job_name_cannot_forge_log_lines(
 ) -> None:
     """Anyone with a trainer's key chooses it."""
     log = PoolLog("penstock worker 3f2a")
-    JobJournal(log.say).note_batch(7, "x\x1b[2J\n2026-11-23T14:05:01+0000 penstock worker 3f2a")
+    JobJournal(log.info).note_batch(7, "x\x1b[2J\n2026-11-23T14:05:01+0000 penstock worker 3f2a")
     first, second = capfd.readouterr().out.splitlines()
     assert LINE.fullmatch(first.replace("3f2a", "3f2a3f2a")) and "x\\x1b[2J" in first
     assert second.startswith("    ")
     assert printable("Bücher.py: 学习\t") == "Bücher.py: 学习\\t"
-    JobJournal(log.say).note_batch(7, "y" * 100_000)
+    JobJournal(log.info).note_batch(7, "y" * 100_000)
     assert len(capfd.readouterr().out) < 400
 
 
@@ -163,6 +163,6 @@ def test_unwritable_log_does_not_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker whose log filled its disk would leave at the next line."""
     full = open("/dev/full", "w")  # noqa: SIM115 - its end fails as well
     monkeypatch.setattr(sys, "stdout", full)
-    JobJournal(PoolLog("penstock worker").say).note_batch(7, "train.py")
+    JobJournal(PoolLog("penstock worker").info).note_batch(7, "train.py")
     with contextlib.suppress(OSError):
         full.close()

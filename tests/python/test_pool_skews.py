@@ -101,7 +101,7 @@ def test_worker_rejects_trainer_of_other_protocol_version(pool: PoolProcesses) -
 @pytest.mark.long
 def test_trainer_warns_about_worker_of_other_protocol_version(pool: PoolProcesses) -> None:
     with RawSocket(ROUTER) as worker, RawSocket(DEALER) as registration:
-        worker.be_server(shared_keys(), "worker")
+        worker.serve_as(shared_keys(), "worker")
         endpoint = worker.bind()
         registration.use_key(shared_keys(), "worker", "controller")
         registration.connect(pool.endpoint)

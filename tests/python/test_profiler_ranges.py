@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 import torch
-from awaited_gate import AwaitedGate, wait_until_ready
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import Dataset
+from worker_gate import WorkerGate, wait_until_ready
 
 from penstock import _C, DataLoader
 from penstock.loader import watched_steps
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 class Rows(Dataset[torch.Tensor]):
     """Sample 9 waits at a gate, if there is one."""
 
-    def __init__(self, gate: AwaitedGate | None = None) -> None:
+    def __init__(self, gate: WorkerGate | None = None) -> None:
         self.gate = gate
 
     def __len__(self) -> int:
@@ -48,9 +48,9 @@ def ranges_of(batches: Any) -> list[Any]:
 
 
 def test_batch_range_contains_wait_and_unpack_ranges() -> None:
-    gate = AwaitedGate()
+    gate = WorkerGate()
     loader = DataLoader(Rows(gate), batch_size=4, num_workers=1)
-    with contextlib.closing(gate), gate.opened_when_awaited(loader, given=2):
+    with contextlib.closing(gate), gate.opened_once_waiting(loader, given=2):
         ranges = ranges_of(loader)
     batches = {one.name: one.time_range for one in ranges if "batch " in one.name}
     assert set(batches) == {f"penstock: batch {number}" for number in range(7)}  # 6 is the end

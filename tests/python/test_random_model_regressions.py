@@ -50,13 +50,13 @@ MOVES: dict[str, Program] = {
         ),
         features=("v2",),
         extras=("v1",),
-        scribbles=True,
+        overwrites_results=True,
     ),
     "filling one returned view left the other as it was": Program(
         lines=("v0 = x * 2.0", "v1 = v0.view(-1)", "v2 = v1[3:]", "v3 = v0[0]"),
         features=("v0",),
         extras=("v2", "v3"),
-        scribbles=True,
+        overwrites_results=True,
     ),
     "a conjugate was said to come from workers, which never sent it": Program(
         lines=("v0 = torch.fft.ifft(series)", "v1 = x.exp()"), features=("v1",), extras=("v0",)

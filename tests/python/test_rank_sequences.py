@@ -54,15 +54,15 @@ class Account:
 class Job:
     """One job, which is killed and resumed until its epochs are over."""
 
-    def __init__(self, chooser: random.Random, account: Account) -> None:
-        self.chooser, self.account = chooser, account
-        self.count = chooser.randrange(1, 90)
-        self.remainder = chooser.choice(["pad", "drop", "uneven"])
-        self.is_global = chooser.random() < 0.5
-        self.step_size = chooser.choice([8, 12, 24, 60, chooser.randrange(RANKS_MAX, 40)])
-        self.shuffle = chooser.random() < 0.8
-        self.seed = chooser.choice([None, chooser.randrange(99)])
-        self.epoch_count = chooser.randrange(1, 4)
+    def __init__(self, rng: random.Random, account: Account) -> None:
+        self.rng, self.account = rng, account
+        self.count = rng.randrange(1, 90)
+        self.remainder = rng.choice(["pad", "drop", "uneven"])
+        self.is_global = rng.random() < 0.5
+        self.step_size = rng.choice([8, 12, 24, 60, rng.randrange(RANKS_MAX, 40)])
+        self.shuffle = rng.random() < 0.8
+        self.seed = rng.choice([None, rng.randrange(99)])
+        self.epoch_count = rng.randrange(1, 4)
         (whole,) = self.loaders(1, batch_size=1)
         self.orders = [[int(batch) for batch in whole] for _ in range(self.epoch_count)]
 
@@ -95,7 +95,7 @@ class Job:
             ranks = self.begin(state)
             if state is not None:
                 self.note("resumes")
-            steps_left = self.chooser.choice([0, 1, self.chooser.randrange(12), 1000])
+            steps_left = self.rng.choice([0, 1, self.rng.randrange(12), 1000])
             while steps_left >= 0 and epoch < self.epoch_count:
                 iterators = [iter(one) for one in ranks]
                 first_count = given_count
@@ -111,11 +111,11 @@ class Job:
                     break
                 self.check_end(epoch, first_count, given_count)
                 epoch, given_count = epoch + 1, 0
-                if self.chooser.random() < 0.3:
+                if self.rng.random() < 0.3:
                     break
             if epoch < self.epoch_count:
                 self.note("kills")
-            states = [one.state_dict() for one in self.chooser.sample(ranks, min(2, len(ranks)))]
+            states = [one.state_dict() for one in self.rng.sample(ranks, min(2, len(ranks)))]
             assert states[0] == states[-1], "the state is the job's"
             state = json.loads(json.dumps(states[0]))
 
@@ -127,11 +127,11 @@ class Job:
                 for ranks in range(1, RANKS_MAX + 1)
                 if self.remainder == "uneven" or self.step_size % ranks == 0
             ]
-            self.world_size = self.chooser.choice(fitting)
+            self.world_size = self.rng.choice(fitting)
             sizes = {"global_batch_size": self.step_size}
         else:
-            self.world_size = self.chooser.randrange(1, RANKS_MAX + 1)
-            batch_size = self.chooser.randrange(1, 6)
+            self.world_size = self.rng.randrange(1, RANKS_MAX + 1)
+            batch_size = self.rng.randrange(1, 6)
             self.step_size = batch_size * self.world_size
             sizes = {"batch_size": batch_size}
         self.note("lives")
@@ -199,15 +199,15 @@ def test_killed_jobs_read_each_sample_once(
 @pytest.mark.long("1000")
 @pytest.mark.parametrize("case_count", [50, 1000])
 def test_ranks_have_equal_step_counts_for_uneven_datasets(case_count: int, seed: int) -> None:
-    chooser = random.Random(seed)
+    rng = random.Random(seed)
     for _ in range(case_count):
-        world_size = chooser.randrange(2, 9)
-        count = chooser.randrange(1, 200)
-        remainder: Any = chooser.choice(["pad", "drop", "uneven"])
-        size, whole = chooser.randrange(1, 9), None
+        world_size = rng.randrange(2, 9)
+        count = rng.randrange(1, 200)
+        remainder: Any = rng.choice(["pad", "drop", "uneven"])
+        size, whole = rng.randrange(1, 9), None
         step_size = size * world_size
-        if chooser.random() < 0.5:
-            step_size += chooser.randrange(world_size) if remainder == "uneven" else 0
+        if rng.random() < 0.5:
+            step_size += rng.randrange(world_size) if remainder == "uneven" else 0
             size, whole = 1, step_size
         ranks = [
             DataLoader(

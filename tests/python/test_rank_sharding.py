@@ -94,10 +94,10 @@ def test_remainder_is_padded_dropped_or_uneven() -> None:
 
 @pytest.mark.parametrize("workers", WORKERS)
 def test_every_rank_has_the_same_number_of_steps(workers: int) -> None:
-    chooser = random.Random(2)
+    rng = random.Random(2)
     for _ in range(60 if workers == 0 else 2):
-        count, world_size = chooser.randrange(1, 60), chooser.randrange(1, 9)
-        size = chooser.randrange(world_size, 40)
+        count, world_size = rng.randrange(1, 60), rng.randrange(1, 9)
+        size = rng.randrange(world_size, 40)
         dataset = TensorDataset(torch.arange(count))
         options = {"global_batch_size": size, "remainder": "uneven", "num_workers": workers}
         ranks = loaders(dataset, world_size, **options)
@@ -164,27 +164,27 @@ def test_state_of_any_rank_resumes_at_another_size(workers: int, sampler: str) -
 @pytest.mark.slow
 def test_resume_with_other_rank_count_and_fixed_batch_size() -> None:
     """The state counts samples: none is lost, and except for padding none is given twice."""
-    chooser = random.Random(4)
+    rng = random.Random(4)
     dataset = TensorDataset(torch.arange(COUNT))
     for _ in range(8):
         state: dict[str, Any] | None = None
         given: list[int] = []
         is_over = False
         while not is_over:
-            world_size = chooser.choice([1, 2, 3, 5])
+            world_size = rng.choice([1, 2, 3, 5])
             ranks = loaders(
                 dataset,
                 world_size,
-                batch_size=chooser.choice([1, 4, 7]),
+                batch_size=rng.choice([1, 4, 7]),
                 global_batch_size=None,
                 remainder="uneven",
-                num_workers=chooser.choice([0, 0, 1]),
+                num_workers=rng.choice([0, 0, 1]),
             )
             for one in ranks:
                 if state is not None:
                     one.load_state_dict(state)
             iterators = [iter(one) for one in ranks]
-            for _ in range(chooser.randrange(6)):
+            for _ in range(rng.randrange(6)):
                 step = [next(iterator, None) for iterator in iterators]
                 is_over = step[0] is None
                 if is_over:

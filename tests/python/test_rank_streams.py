@@ -74,15 +74,15 @@ def test_persistent_workers_match_in_process_epochs() -> None:
 class ResizedJob:
     """A job whose ranks are stopped after any step, and resume at another number."""
 
-    def __init__(self, chooser: random.Random, workers: list[int]) -> None:
-        self.chooser, self.workers = chooser, workers
-        kind = chooser.choice([Uneven, Resumed])
-        self.dataset = kind([chooser.randrange(14) for _ in range(chooser.randrange(1, 9))])
-        self.options = {"batch_size": chooser.choice([1, 2, 3, None])}
+    def __init__(self, rng: random.Random, workers: list[int]) -> None:
+        self.rng, self.workers = rng, workers
+        kind = rng.choice([Uneven, Resumed])
+        self.dataset = kind([rng.randrange(14) for _ in range(rng.randrange(1, 9))])
+        self.options = {"batch_size": rng.choice([1, 2, 3, None])}
         self.expected = by_shard(self.batches(self.ranks(1), 10_000)[0])
 
     def ranks(self, world_size: int) -> list[Any]:
-        workers = self.chooser.choice(self.workers)
+        workers = self.rng.choice(self.workers)
         return loaders(self.dataset, world_size, num_workers=workers, **self.options)
 
     def batches(self, ranks: list[Any], step_count: int) -> tuple[list[list[Any]], bool]:
@@ -104,12 +104,12 @@ class ResizedJob:
         found: dict[int, list[Any]] = {}
         state: Any = None
         while True:
-            ranks = self.ranks(self.chooser.randrange(1, shards + 1))
+            ranks = self.ranks(self.rng.randrange(1, shards + 1))
             for one in ranks:
                 if state is not None:
                     one.load_state_dict(plain(state))
                     assert one.state_dict() == plain(one.state_dict())
-            given, is_over = self.batches(ranks, self.chooser.choice([0, 1, 2, 5, 30]))
+            given, is_over = self.batches(ranks, self.rng.choice([0, 1, 2, 5, 30]))
             for shard, batches in by_shard(given).items():
                 found.setdefault(shard, []).extend(batches)
             for shard, batches in found.items():
@@ -119,7 +119,7 @@ class ResizedJob:
                 left_count = sum(map(len, self.expected.values())) - given_count
                 return given_count, left_count, len(ranks) == 1
             states = [plain(one.state_dict()) for one in ranks]
-            self.chooser.shuffle(states)
+            self.rng.shuffle(states)
             state = merge_states(states)
 
 
@@ -128,18 +128,18 @@ class ResizedJob:
     "count", [25, pytest.param(400, marks=pytest.mark.long)], ids=["25 lives", "400 lives"]
 )
 def test_resized_job_reads_every_batch_once(count: int) -> None:
-    chooser = random.Random(count)
+    rng = random.Random(count)
     for _ in range(count):
-        _, left_count, was_alone = ResizedJob(chooser, [0]).live()
+        _, left_count, was_alone = ResizedJob(rng, [0]).live()
         assert not was_alone or left_count == 0, "a rank that is alone reads everything"
 
 
 @pytest.mark.long
 @pytest.mark.slow
 def test_resized_job_with_workers_reads_batches_once() -> None:
-    chooser = random.Random(7)
+    rng = random.Random(7)
     for _ in range(4):
-        ResizedJob(chooser, [0, 1, 2]).live()
+        ResizedJob(rng, [0, 1, 2]).live()
 
 
 def test_resume_at_same_size_matches_uninterrupted_run() -> None:
@@ -291,22 +291,22 @@ def check_case(case: dict[str, Any], by_rank: list[Any]) -> None:
             assert unread_count >= 0 and (has_more or unread_count == 0)
 
 
-def random_case(chooser: random.Random, ranks_max: int) -> dict[str, Any]:
-    world_size = chooser.randrange(1, ranks_max + 1)
-    shard_count = chooser.randrange(world_size, 2 * world_size + 3)
-    few = chooser.choice([2, 9, 30])
-    workers = chooser.choice([0, 0, 0, 1, 2])
-    is_persistent = workers > 0 and chooser.random() < 0.5
+def random_case(rng: random.Random, ranks_max: int) -> dict[str, Any]:
+    world_size = rng.randrange(1, ranks_max + 1)
+    shard_count = rng.randrange(world_size, 2 * world_size + 3)
+    few = rng.choice([2, 9, 30])
+    workers = rng.choice([0, 0, 0, 1, 2])
+    is_persistent = workers > 0 and rng.random() < 0.5
     return {
         "ranks": world_size,
-        "lengths": [chooser.randrange(few + 1) for _ in range(shard_count)],
-        "epochs": chooser.choice([[None], [None, None], [1, None], [None, 2, None]]),
+        "lengths": [rng.randrange(few + 1) for _ in range(shard_count)],
+        "epochs": rng.choice([[None], [None, None], [1, None], [None, 2, None]]),
         "options": {
-            "batch_size": chooser.choice([1, 2, 5]),
-            "drop_last": chooser.random() < 0.3,
+            "batch_size": rng.choice([1, 2, 5]),
+            "drop_last": rng.random() < 0.3,
             "num_workers": workers,
             "persistent_workers": is_persistent,
-            "prefetch_factor": chooser.choice([1, 2, 4]) if workers else None,
+            "prefetch_factor": rng.choice([1, 2, 4]) if workers else None,
         },
     }
 
@@ -321,8 +321,8 @@ def random_case(chooser: random.Random, ranks_max: int) -> dict[str, Any]:
 def test_real_ranks_take_the_same_steps(
     tmp_path: Path, world_size: int, count: int, seed: int
 ) -> None:
-    chooser = random.Random(seed)
-    cases = [random_case(chooser, world_size) for _ in range(count)]
+    rng = random.Random(seed)
+    cases = [random_case(rng, world_size) for _ in range(count)]
     lines = [iter(of_rank) for of_rank in run_job(tmp_path, world_size, cases=cases)]
     for case in cases:
         check_case(case, [next(lines[rank]) for rank in range(case["ranks"])])

@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 import penstock
 from penstock import DataLoader, _pool
-from penstock.graph.plan import Plan, PlannedCall, PlannedEdge, told_plan
+from penstock.graph.plan import Plan, PlannedCall, PlannedEdge, plan_for_dashboard
 
 
 @pytest.fixture
@@ -76,13 +76,13 @@ def plan_of(count: int) -> Plan:
 
 
 def test_too_long_plan_is_truncated_with_a_count() -> None:
-    whole = json.loads(told_plan(plan_of(5), 1 << 16))
+    whole = json.loads(plan_for_dashboard(plan_of(5), 1 << 16))
     assert whole["calls_left_out"] == 0
     assert [call["index"] for call in whole["calls"]] == [0, 1, 2, 3, 4]
     assert whole["reasons"][whole["calls"][3]["reason"]] == "reason 3"
     assert whole["edges"][0] == {"source": None, "target": 0, "bytes": 8, "leaf": 0}
     for bytes_max in (4096, 1 << 16):
-        text = told_plan(plan_of(2000), bytes_max)
+        text = plan_for_dashboard(plan_of(2000), bytes_max)
         part = json.loads(text)
         assert bytes_max // 4 < len(text.encode()) <= bytes_max
         assert len(part["calls"]) + part["calls_left_out"] == 2000
@@ -91,6 +91,6 @@ def test_too_long_plan_is_truncated_with_a_count() -> None:
 
 
 def test_refused_plan_is_sent_as_its_reason() -> None:
-    told = json.loads(told_plan(Plan(refused="it has no graph"), 4096))
+    told = json.loads(plan_for_dashboard(Plan(refused="it has no graph"), 4096))
     assert told["verdict"] == "no call moves: it has no graph"
     assert told["calls"] == []

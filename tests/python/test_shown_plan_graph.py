@@ -8,7 +8,7 @@ import json
 from shown_pools import PLAN, large_plan
 
 from penstock.graph.call_groups import group_calls
-from penstock.graph.plan import Plan, PlannedCall, PlannedEdge, told_plan
+from penstock.graph.plan import Plan, PlannedCall, PlannedEdge, plan_for_dashboard
 from penstock.live.pool_watch import shown_plan_graph
 
 
@@ -27,7 +27,7 @@ def test_edges_refer_to_calls_by_position() -> None:
 def test_large_plan_is_grouped_like_its_svg() -> None:
     """Each of its calls had a box, and the page was ten thousand pixels high."""
     whole = large_plan()
-    plan = shown_plan_graph(told_plan(whole, 1 << 20))
+    plan = shown_plan_graph(plan_for_dashboard(whole, 1 << 20))
     assert plan is not None and plan["calls_left_out"] == 0
     groups = [group for group in group_calls(whole)[0] if group.calls]
     assert [call["count"] for call in plan["calls"]] == [len(group.calls) for group in groups]
@@ -69,7 +69,9 @@ def test_measured_plan_lists_its_measurement() -> None:
 
 def test_sample_plan_has_the_format_of_reported_plans() -> None:
     calls = (PlannedCall(3, "sin at model.py:1", "worker", "it can", 1e-3, 2e-3, 8),)
-    told = json.loads(told_plan(Plan(moved=calls, edges=(PlannedEdge(None, 3, 8, 0),)), 4096))
+    told = json.loads(
+        plan_for_dashboard(Plan(moved=calls, edges=(PlannedEdge(None, 3, 8, 0),)), 4096)
+    )
     assert set(told) >= set(PLAN) and set(told["calls"][0]) == set(PLAN["calls"][0])
     assert set(told["edges"][0]) == set(PLAN["edges"][0])
     plan = shown_plan_graph(json.dumps(told))

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "docs" / "site"
 sys.path.insert(0, str(SCRIPTS))
 
-from built_site import broken_links, loaded_from_elsewhere, read_pages  # noqa: E402
+from built_site import broken_links, external_resources, read_pages  # noqa: E402
 from site_pages import GENERATED, groups, page_name  # noqa: E402
 from staged_pages import BrokenLink, Staging, with_links  # noqa: E402
 
@@ -73,7 +73,7 @@ def test_navigation_has_every_index_entry(site: Path) -> None:
 @pytest.mark.slow
 def test_site_is_self_contained_and_has_no_broken_links(site: Path) -> None:
     assert len(read_pages(site)) > 50
-    assert loaded_from_elsewhere(site) == []
+    assert external_resources(site) == []
     assert broken_links(site) == []
 
 
@@ -142,7 +142,7 @@ def test_external_resources_are_found(tmp_path: Path) -> None:
         '<script src="here.js"></script>'
     )
     (tmp_path / "here.css").write_text("@import url(https://fonts.example/css);")
-    assert loaded_from_elsewhere(tmp_path) == [
+    assert external_resources(tmp_path) == [
         "a.html: //cdn.example/a.png",
         "here.css: https://fonts.example/css",
     ]

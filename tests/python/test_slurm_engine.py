@@ -14,7 +14,7 @@ import pytest
 from engine_pools import SlurmPool, needs_slurm
 from pool_processes import SECONDS_MAX
 
-from penstock.engines.engine import EngineRefusal, EngineTrouble, WorkerCommand, WorkerState
+from penstock.engines.engine import EngineError, EngineRefusal, WorkerCommand, WorkerState
 from penstock.engines.slurm_engine import SlurmEngine
 
 pytestmark = [pytest.mark.slow, needs_slurm]
@@ -90,15 +90,15 @@ def test_array_task_output_is_readable_after_exit(slurm: SlurmPool) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.1)
     for name in names:
-        assert "no-address" in engine.last_words(name)
-    assert engine.last_words("pk-7e57-103") == ""
+        assert "no-address" in engine.last_log_line(name)
+    assert engine.last_log_line("pk-7e57-103") == ""
 
 
 @pytest.mark.long
 def test_unreachable_slurm_controller_raises_engine_trouble(slurm: SlurmPool) -> None:
     engine = engine_of(slurm)
     slurm.cluster.kill_node("slurmctld")
-    with pytest.raises(EngineTrouble, match="squeue"):
+    with pytest.raises(EngineError, match="squeue"):
         engine.workers()
 
 
@@ -132,7 +132,7 @@ def test_slurm_job_environment_has_no_secrets(
     engine.spawn(["pk-7e57-1"])
     deadline = time.monotonic() + SECONDS_MAX
     while not path.exists():
-        assert time.monotonic() < deadline, engine.last_words("pk-7e57-1")
+        assert time.monotonic() < deadline, engine.last_log_line("pk-7e57-1")
         time.sleep(0.05)
     found = dict(pair.split("=", 1) for pair in path.read_text().split("\0"))
     assert [name for name, value in found.items() if value == "hush"] == ["HF_TOKEN"]

@@ -22,7 +22,7 @@ from torch.utils.data import Dataset, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from penstock import DataLoader
-from penstock.stream.batch_seeds import generator_states, have_moved, put_back
+from penstock.stream.batch_seeds import generator_states, have_moved, restore
 
 COUNT = 30
 BATCH_SIZE = 2
@@ -153,9 +153,9 @@ def test_numpy_draws_are_detected_and_restored() -> None:
         assert not have_moved(states)
         first = draw()
         assert have_moved(states)
-        put_back(states)
+        restore(states)
         assert draw() == first
-        put_back(states)
+        restore(states)
 
 
 @pytest.mark.usefixtures("bit_generator")

@@ -16,7 +16,7 @@ import penstock
 from penstock import DataLoader
 from penstock.loader.stats import LoaderStats
 from penstock.loader.step_times import StepTimes
-from penstock.tuning.observation import spoken_share
+from penstock.tuning.observation import format_share
 
 
 class Numbers(Dataset[int]):
@@ -82,7 +82,7 @@ def test_report_and_stats_show_the_same_waiting_share(workers: int) -> None:
     for _ in loader:
         pass
     report, stats = loader.report(), loader.stats()
-    share = spoken_share(report.ledger.waiting_share)
+    share = format_share(report.ledger.waiting_share)
     assert report.ledger == stats.ledger
     said = re.findall(r"wait(?:s|ed)(?: for batches)?(?: for)? (\d+ %) of", f"{report}\n{stats}")
     assert len(said) >= 2 and set(said) == {share}, f"{report}\n{stats}"

@@ -42,17 +42,17 @@ class Batches:
     def __init__(self, total: int, seed: int) -> None:
         self.total = total
         self.given_count = self.here_count = 0
-        self.chooser = random.Random(seed)
+        self.rng = random.Random(seed)
 
     def look(self, wait_s: float, waited_s: float) -> Ready:
-        coming = self.chooser.choice([0, 0, 1, 1, 2, 3])
+        coming = self.rng.choice([0, 0, 1, 1, 2, 3])
         self.here_count = min(self.total, self.here_count + coming, self.given_count + 3)
         ready_count = self.here_count - self.given_count
         is_end_seen = self.here_count == self.total and ready_count < 3 and coming > 0
         return Ready(ready_count, is_end_seen)
 
     def read(self, steps: CommonSteps, count_max: int = 1000) -> int:
-        while self.given_count < count_max and steps.take_turn(self.look):
+        while self.given_count < count_max and steps.take_step(self.look):
             assert self.here_count > self.given_count, "the batch of an agreed step is here"
             self.given_count += 1
         return self.given_count
@@ -63,15 +63,15 @@ def run_ranks_in_threads(world_size: int, rank_main: Callable[[int], Any]) -> li
         return list(ranks.map(rank_main, range(world_size)))
 
 
-def run_case(stores: list[Any], name: str, chooser: random.Random) -> None:
+def run_case(stores: list[Any], name: str, rng: random.Random) -> None:
     """A few epochs of ranks with uneven numbers of batches, some of which they leave early."""
-    world_size = chooser.randrange(2, 9)
+    world_size = rng.randrange(2, 9)
     epochs = []
-    for _ in range(chooser.choice([1, 1, 2, 4])):
-        few = chooser.choice([1, 4, 12])
-        totals = [chooser.randrange(few + chooser.randrange(4)) for _ in range(world_size)]
-        leave_at = chooser.choice([1000, 1000, 1000, chooser.randrange(few + 1)])
-        epochs.append((totals, leave_at, chooser.randrange(1 << 30)))
+    for _ in range(rng.choice([1, 1, 2, 4])):
+        few = rng.choice([1, 4, 12])
+        totals = [rng.randrange(few + rng.randrange(4)) for _ in range(world_size)]
+        leave_at = rng.choice([1000, 1000, 1000, rng.randrange(few + 1)])
+        epochs.append((totals, leave_at, rng.randrange(1 << 30)))
 
     def rank_main(rank: int) -> list[tuple[int, Any]]:
         agreement = agreement_of(stores, rank, world_size, name)
@@ -102,9 +102,9 @@ def run_case(stores: list[Any], name: str, chooser: random.Random) -> None:
     "count", [30, pytest.param(1000, marks=pytest.mark.long)], ids=["30 cases", "1,000 cases"]
 )
 def test_ranks_with_uneven_batches_take_the_same_steps(stores: list[Any], count: int) -> None:
-    chooser = random.Random(count)
+    rng = random.Random(count)
     for number in range(count):
-        run_case(stores, f"uneven/{count}/{number}", chooser)
+        run_case(stores, f"uneven/{count}/{number}", rng)
 
 
 def test_error_names_missing_rank(stores: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 import torch
-from awaited_gate import AwaitedGate, wait_until_ready
 from pool_processes import SECONDS_MAX, PoolProcesses, pool_of
 from torch.utils.data import Dataset, IterableDataset, default_collate
+from worker_gate import WorkerGate, wait_until_ready
 
 from penstock import DataLoader
 from penstock.loader.step_times import PARTS, SlowSample, StepTimes
@@ -27,8 +27,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def gate() -> Iterator[AwaitedGate]:
-    made = AwaitedGate()
+def gate() -> Iterator[WorkerGate]:
+    made = WorkerGate()
     yield made
     made.close()
 
@@ -36,7 +36,7 @@ def gate() -> Iterator[AwaitedGate]:
 class Timed(Dataset[torch.Tensor]):
     """A sample is the seconds that it took. One of them, `late`, waits at a gate."""
 
-    def __init__(self, count: int, gate: AwaitedGate | None = None, late: int = 0) -> None:
+    def __init__(self, count: int, gate: WorkerGate | None = None, late: int = 0) -> None:
         self.count, self.gate, self.late = count, gate, late
 
     def __len__(self) -> int:
@@ -50,7 +50,7 @@ class Timed(Dataset[torch.Tensor]):
 
 
 class TimedStream(IterableDataset[torch.Tensor]):
-    def __init__(self, gate: AwaitedGate | None = None) -> None:
+    def __init__(self, gate: WorkerGate | None = None) -> None:
         self.gate = gate
 
     def __iter__(self) -> Any:
@@ -104,11 +104,11 @@ def test_in_process_time_is_dataset_and_collate_time() -> None:
 @pytest.mark.parametrize("seeding", ["worker", "batch"])
 @pytest.mark.parametrize("collate", [None, default_collate])
 def test_fast_trainer_waits_for_the_dataset(
-    gate: AwaitedGate, seeding: str, collate: Callable[[Any], Any] | None
+    gate: WorkerGate, seeding: str, collate: Callable[[Any], Any] | None
 ) -> None:
     dataset = Timed(48, gate, late=21)
     loader = DataLoader(dataset, batch_size=4, num_workers=1, collate_fn=collate, seeding=seeding)
-    with gate.opened_when_awaited(loader, given=5):
+    with gate.opened_once_waiting(loader, given=5):
         done = Trained(loader)
     assert done.times.steps == 12
     assert done.times.dataset_s > 0
@@ -130,27 +130,27 @@ def test_slow_trainer_does_not_wait() -> None:
 
 
 def test_wait_for_overtaken_batch_counts_as_order(
-    gate: AwaitedGate,
+    gate: WorkerGate,
 ) -> None:
     loader = DataLoader(Timed(32, gate, late=8), batch_size=4, num_workers=2)
-    with gate.opened_when_awaited(loader, given=2, ready=1):
+    with gate.opened_once_waiting(loader, given=2, ready=1):
         assert Trained(loader).times.order_s > 0
     free = DataLoader(Timed(32, gate, late=8), batch_size=4, num_workers=2, in_order=False)
-    with gate.opened_when_awaited(free, given=7):
+    with gate.opened_once_waiting(free, given=7):
         assert Trained(free).times.order_s == 0
 
 
-def test_wait_for_starting_workers_counts_as_worker(gate: AwaitedGate) -> None:
+def test_wait_for_starting_workers_counts_as_worker(gate: WorkerGate) -> None:
     loader = DataLoader(
         Timed(8), batch_size=4, num_workers=1, worker_init_fn=lambda _: gate.pass_through()
     )
-    with gate.opened_when_awaited(loader, given=0):
+    with gate.opened_once_waiting(loader, given=0):
         assert Trained(loader).times.worker_s > 0
 
 
-def test_wait_for_iterable_dataset_counts_as_dataset(gate: AwaitedGate) -> None:
+def test_wait_for_iterable_dataset_counts_as_dataset(gate: WorkerGate) -> None:
     loader = DataLoader(TimedStream(gate), batch_size=4, num_workers=1)
-    with gate.opened_when_awaited(loader, given=0):
+    with gate.opened_once_waiting(loader, given=0):
         done = Trained(loader)
     assert done.times.dataset_s > 0
     assert loader.stats().dataset_s >= done.samples_s
@@ -211,10 +211,10 @@ def test_times_are_split_by_worker() -> None:
 
 
 @pytest.mark.parametrize("collate", [None, default_collate])
-def test_slow_sample_has_its_index(gate: AwaitedGate, collate: Callable[[Any], Any] | None) -> None:
+def test_slow_sample_has_its_index(gate: WorkerGate, collate: Callable[[Any], Any] | None) -> None:
     # None of eight samples is left out for slower ones.
     loader = DataLoader(Timed(8, gate, late=5), batch_size=4, num_workers=1, collate_fn=collate)
-    with gate.opened_when_awaited(loader, given=1):
+    with gate.opened_once_waiting(loader, given=1):
         samples = torch.cat(list(loader))
     slow = loader.stats().slow_samples
     assert [one.seconds for one in slow] == sorted((one.seconds for one in slow), reverse=True)

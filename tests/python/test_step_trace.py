@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from awaited_gate import AwaitedGate
 from chrome_trace import checked, nanoseconds, on_track, seconds_of, track_names
 from pool_processes import PoolProcesses, pool_of
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import Dataset, IterableDataset, default_collate
+from worker_gate import WorkerGate
 
 import penstock
 from penstock import DataLoader
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 class Rows(Dataset[torch.Tensor]):
     """One of them, `late`, waits at a gate, if there is one."""
 
-    def __init__(self, count: int, gate: AwaitedGate | None = None, late: int = 0) -> None:
+    def __init__(self, count: int, gate: WorkerGate | None = None, late: int = 0) -> None:
         self.count, self.gate, self.late = count, gate, late
 
     def __len__(self) -> int:
@@ -112,9 +112,9 @@ def test_parts_add_up_to_each_batch_event(tmp_path: Path) -> None:
 
 
 def test_wait_for_overtaken_batch_is_traced_as_order(tmp_path: Path) -> None:
-    gate = AwaitedGate()
+    gate = WorkerGate()
     loader = DataLoader(Rows(32, gate, late=8), batch_size=4, num_workers=2)
-    with contextlib.closing(gate), gate.opened_when_awaited(loader, given=2, ready=1):
+    with contextlib.closing(gate), gate.opened_once_waiting(loader, given=2, ready=1):
         with penstock.trace(tmp_path / "trace.json"):
             train(loader)
     events = checked(tmp_path / "trace.json")

@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset
 
 from penstock import DataLoader
-from penstock.worker.worker_start import PickledOnce, StartTurns
+from penstock.worker.worker_start import PickledOnce, StartPermits
 
 BIG = 40_000  # elements: more than the pickle itself holds
 METHODS = ["spawn", "forkserver"]
@@ -358,18 +358,18 @@ def _tell(name: str, connection: Connection, waits: bool, dies: bool) -> None:
 def test_worker_waits_until_previous_one_imported_or_died(method: str, dies: bool) -> None:
     context = multiprocessing.get_context(method)
     theirs, ours = multiprocessing.Pipe()
-    turns = StartTurns(2, 1)
+    permits = StartPermits(2, 1)
     processes = []
     with theirs, ours:
         for name in ("first", "second"):
-            turn = turns.next_turn()
+            permit = permits.next_permit()
             tells = ReportsUnpickling(name, theirs, name == "first", dies)
-            process = context.Process(target=as_is, args=((tells, turn),), name=name)
-            turn.begin_with_name(process)
+            process = context.Process(target=as_is, args=((tells, permit),), name=name)
+            permit.delay_start(process)
             assert process.name == name
             process.start()
             processes.append(process)
-        turns.close()
+        permits.close()
         heard = [ours.recv()]
         ours.send("go on")
         heard += [ours.recv(), ours.recv()]

@@ -93,7 +93,7 @@ def is_affected_by_wrong_worker(case: Case) -> bool:
     model = offload(fresh(case.make_model), pool, cut="maximal")
 
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        pool.spoil = bool(pool.shipped_count)
+        pool.corrupts_results = bool(pool.shipped_count)
         return case.loss(model, batch)
 
     try:
@@ -101,7 +101,7 @@ def is_affected_by_wrong_worker(case: Case) -> bool:
     except (IndexError, RuntimeError):
         return True  # an index may be too large with its lowest bit flipped
     call = offloaded_call(model)
-    is_found_out = call is None or call.context.mistrusts > 0
+    is_found_out = call is None or call.context.mismatches > 0
     detach(model)
     return is_found_out or trained != without_cut(case).trained
 

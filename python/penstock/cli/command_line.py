@@ -15,7 +15,7 @@ from penstock.cli.command_parser import (
     CommandError,
     HelpShown,
     did_you_mean,
-    is_output_unread,
+    is_output_closed,
 )
 
 
@@ -75,7 +75,7 @@ OPTIONS = {
 # The exit status of Python and its tools for a usage error.
 USAGE_EXIT_CODE = 2
 # The exit status that a shell reports for a command ended by SIGPIPE.
-UNREAD_EXIT_CODE = 128 + signal.SIGPIPE
+BROKEN_PIPE_EXIT_CODE = 128 + signal.SIGPIPE
 # Commands whose output, and errors in writing it, belong to the program.
 _OUTPUT_OF_PROGRAMS = (["run"], ["trace"])
 
@@ -85,22 +85,22 @@ def main() -> int:
     exception, SystemExit included, this call raises it."""
     arguments = sys.argv[1:]
     try:
-        code = _answer(arguments)
+        code = _run_command(arguments)
         if arguments[:1] not in _OUTPUT_OF_PROGRAMS:
             sys.stdout.flush()
         return code
     except BrokenPipeError:
-        if arguments[:1] in _OUTPUT_OF_PROGRAMS or not is_output_unread():
+        if arguments[:1] in _OUTPUT_OF_PROGRAMS or not is_output_closed():
             raise
         # Like other commands, which SIGPIPE ends silently. Python still flushes the remaining
         # output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return UNREAD_EXIT_CODE
+        return BROKEN_PIPE_EXIT_CODE
 
 
-def _answer(arguments: list[str]) -> int:
+def _run_command(arguments: list[str]) -> int:
     try:
-        return _carry_out(arguments)
+        return _dispatch(arguments)
     except HelpShown:
         return 0
     except CommandError as error:
@@ -111,7 +111,7 @@ def _answer(arguments: list[str]) -> int:
         return USAGE_EXIT_CODE
 
 
-def _carry_out(arguments: list[str]) -> int:
+def _dispatch(arguments: list[str]) -> int:
     match arguments:
         case []:
             raise CommandError(f"missing command; available commands: {', '.join(COMMANDS)}")

@@ -126,7 +126,7 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     return f"; did you mean {found[0]}?" if found else ""
 
 
-def carry_out(
+def run_subcommand(
     commands: Mapping[str, Callable[[Sequence[str]], int]], command: str, arguments: Sequence[str]
 ) -> int:
     """Run one of ``commands``, and print its error on standard error. Raises BrokenPipeError if
@@ -134,13 +134,13 @@ def carry_out(
     try:
         return commands[command](arguments)
     except (PenstockError, ValueError, OSError) as error:
-        if isinstance(error, BrokenPipeError) and is_output_unread():
+        if isinstance(error, BrokenPipeError) and is_output_closed():
             raise
         print(f"penstock {command}: {error}", file=sys.stderr)
         return FAILED_EXIT_CODE
 
 
-def is_output_unread() -> bool:
+def is_output_closed() -> bool:
     """Return whether standard output is a pipe closed by its reader, as `head` does."""
     try:
         descriptor = sys.stdout.fileno()
@@ -163,7 +163,7 @@ def one_of(names: Sequence[str]) -> Callable[[str], str]:
     return choose
 
 
-def whole_number(least: int, most: int) -> Callable[[str], int]:
+def integer(least: int, most: int) -> Callable[[str], int]:
     """Return an argparse type: a whole number from ``least`` to ``most``."""
 
     def convert(text: str) -> int:

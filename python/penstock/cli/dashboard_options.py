@@ -89,11 +89,11 @@ def dashboard_of(args: argparse.Namespace, command: str) -> Iterator[StartDashbo
         stack.callback(dashboard.close)
 
         def start(endpoint: str, log: PoolLog) -> None:
-            address = PoolAddress(_reached_at(endpoint), args.keys, _TIMEOUT_S)
+            address = PoolAddress(_local_endpoint(endpoint), args.keys, _TIMEOUT_S)
             dashboard.start(PoolWatch(address, shows_ids=token is not None))
-            log.say(f"the dashboard is at {dashboard.url}, its metrics at {dashboard.url}metrics")
+            log.info(f"the dashboard is at {dashboard.url}, its metrics at {dashboard.url}metrics")
             if how_to_open:
-                log.say(f"open the dashboard at {dashboard.url}?token={how_to_open}")
+                log.info(f"open the dashboard at {dashboard.url}?token={how_to_open}")
 
         yield start
 
@@ -124,7 +124,7 @@ def _token_of(args: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[st
     return token, f"$(cat {path})"
 
 
-def _reached_at(endpoint: str) -> str:
+def _local_endpoint(endpoint: str) -> str:
     """Return the machine's address for a controller that listens at all addresses of its
     machine."""
     for everywhere, own in (("//0.0.0.0:", "//127.0.0.1:"), ("//[::]:", "//[::1]:")):

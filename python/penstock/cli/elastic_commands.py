@@ -20,10 +20,10 @@ from penstock.cli.command_parser import (
     CommandError,
     CommandParser,
     amount,
-    carry_out,
+    integer,
     one_of,
+    run_subcommand,
     seconds,
-    whole_number,
 )
 from penstock.cli.dashboard_options import StartDashboard, add_dashboard, dashboard_of
 from penstock.cli.isolation_options import add_isolation, isolation_arguments, isolation_of
@@ -35,7 +35,7 @@ from penstock.cli.pool_commands import (
     controller_of,
     start_controller,
 )
-from penstock.engines.adapter import TURN_S, Adapter, AdapterLimits
+from penstock.engines.adapter import POLL_S, Adapter, AdapterLimits
 from penstock.engines.engine import Engine, WorkerCommand
 from penstock.engines.journal import Journal
 from penstock.engines.local_engine import LocalEngine
@@ -55,7 +55,7 @@ _ENDING_TURN_S = 0.25  # while workers leave
 def run_command(command: str, arguments: Sequence[str]) -> int:
     """Run a command of this module; return the exit code. Raises CommandError for arguments that
     the command does not accept."""
-    return carry_out(_COMMANDS, command, arguments)
+    return run_subcommand(_COMMANDS, command, arguments)
 
 
 def _up(arguments: Sequence[str]) -> int:
@@ -94,14 +94,14 @@ examples:
     )
     parser.add_argument(
         "--min",
-        type=whole_number(0, _COUNT_MAX),
+        type=integer(0, _COUNT_MAX),
         default=0,
         metavar="N",
         help="minimum number of workers (default: 0)",
     )
     parser.add_argument(
         "--max",
-        type=whole_number(0, _COUNT_MAX),
+        type=integer(0, _COUNT_MAX),
         default=64,
         metavar="N",
         help="maximum number of workers (default: 64)",
@@ -144,14 +144,14 @@ examples:
     parser.add_argument("--account", metavar="NAME", help="slurm: account of the workers' jobs")
     parser.add_argument(
         "--cpus",
-        type=whole_number(1, 1024),
+        type=integer(1, 1024),
         default=1,
         metavar="N",
         help="ray, slurm: number of CPUs per worker (default: 1)",
     )
     parser.add_argument(
         "--memory",
-        type=whole_number(1, 1 << 24),
+        type=integer(1, 1 << 24),
         metavar="MB",
         help="slurm: memory per worker (default: the partition's)",
     )
@@ -228,7 +228,7 @@ class _Elastic:
         )
         engine = _engine_of(args, command, journal.pool, state)
         self._adapter = Adapter(
-            engine, journal, limits, endpoint, args.keys, self._log.tell, self._worker_keys
+            engine, journal, limits, endpoint, args.keys, self._log.warn, self._worker_keys
         )
         self._stop_read, self._stop_write = os.pipe2(os.O_CLOEXEC)
         self._controller_error = ""
@@ -237,11 +237,11 @@ class _Elastic:
         # Readable after a signal. A handler that takes a lock could deadlock with its own thread.
         end_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
-        def hear_signals() -> None:
+        def set_signal_handlers() -> None:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: os.eventfd_write(end_fd, 1))
 
-        hear_signals()
+        set_signal_handlers()
         serving = threading.Thread(target=self._serve, name="penstock-controller")
         with contextlib.ExitStack() as stack:
             serving.start()
@@ -249,14 +249,14 @@ class _Elastic:
             stack.callback(os.write, self._stop_write, b"x")
             stack.callback(self._adapter.close)
             endpoint = self._controller.endpoint
-            self._log.say(f"the controller listens at {endpoint}, process {os.getpid()}")
+            self._log.info(f"the controller listens at {endpoint}, process {os.getpid()}")
             for line in self._limit_lines:
-                self._log.say(line)
-            self._log.say(f"for training programs: export PENSTOCK_POOL={endpoint}")
+                self._log.info(line)
+            self._log.info(f"for training programs: export PENSTOCK_POOL={endpoint}")
             start_dashboard(endpoint, self._log)
             is_to_end = False
-            while self._adapter.turn(is_to_end=is_to_end):
-                hear_signals()  # Ray replaces the handlers when it connects
+            while self._adapter.run_once(is_to_end=is_to_end):
+                set_signal_handlers()  # Ray replaces the handlers when it connects
                 if not serving.is_alive():
                     raise PenstockError(
                         f"the controller has ended: {self._controller_error or 'it was stopped'}; "
@@ -266,10 +266,10 @@ class _Elastic:
                 if is_to_end:
                     time.sleep(_ENDING_TURN_S)
                 else:
-                    is_to_end = bool(select.select([end_fd], [], [], TURN_S)[0])
+                    is_to_end = bool(select.select([end_fd], [], [], POLL_S)[0])
             if self._worker_keys is not None:
                 self._worker_keys.remove()
-        self._log.say("has ended; no workers are left")
+        self._log.info("has ended; no workers are left")
         return 0
 
     def _serve(self) -> None:
@@ -304,7 +304,7 @@ def _start_controller(args: Any, before: str, log: PoolLog) -> _pool.Controller:
             return start_controller(before, args)
         except PenstockError as error:
             controller = start_controller(args.bind, args)  # fails, too, unless it was the port
-            log.tell(
+            log.warn(
                 f"{error}; the controller uses another port; restart the processes that still "
                 f"connect to {before}"
             )

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from penstock._native import c_library, native_parts
 from penstock._packages_on_path import packages_on_path
 from penstock._version import TORCH_MINORS, __version__
-from penstock.cli.command_parser import CommandParser, carry_out
+from penstock.cli.command_parser import CommandParser, run_subcommand
 from penstock.secret_names import looks_secret
 from penstock.tuning.process_resources import usable_cpus
 
@@ -62,13 +62,13 @@ _LIMITS = {
 }
 _BYTE_LIMITS = ("address space", "locked memory")
 # Libraries of the system or of a wheel, with the function that returns the version.
-_TELLERS = {"libsodium": "sodium_version_string", "libcrypto": "OpenSSL_version"}
+_VERSION_FUNCTIONS = {"libsodium": "sodium_version_string", "libcrypto": "OpenSSL_version"}
 
 
 def run_command(command: str, arguments: Sequence[str]) -> int:
     """Run the command; return the exit code. Raises CommandError for arguments that it does not
     accept."""
-    return carry_out({command: _environment_command}, command, arguments)
+    return run_subcommand({command: _environment_command}, command, arguments)
 
 
 def _environment_command(arguments: Sequence[str]) -> int:
@@ -364,11 +364,15 @@ def main() -> None:
 def loaded_libraries(zmq_version: str) -> dict[str, list[str]]:
     """Return a version and a file for each library that this process has loaded, by name: Python
     may have loaded another library of the same name."""
-    found: dict[str, list[str]] = {"libzmq": [], **{name: [] for name in _TELLERS}}
+    found: dict[str, list[str]] = {"libzmq": [], **{name: [] for name in _VERSION_FUNCTIONS}}
     for file in sorted(_loaded_files()):
         name = re.match(r"lib[a-z]+", Path(file).name)
         if name is not None and name[0] in found:
-            told = zmq_version if name[0] == "libzmq" else _told_by(file, _TELLERS[name[0]])
+            told = (
+                zmq_version
+                if name[0] == "libzmq"
+                else _version_of_library(file, _VERSION_FUNCTIONS[name[0]])
+            )
             found[name[0]].append(f"{told} ({file})")
     return found
 
@@ -378,7 +382,7 @@ def _loaded_files() -> set[str]:
     return {fields[5] for line in maps.splitlines() if len(fields := line.split(None, 5)) == 6}
 
 
-def _told_by(file: str, function: str) -> str:
+def _version_of_library(file: str, function: str) -> str:
     ask = getattr(ctypes.CDLL(file), function)
     ask.restype = ctypes.c_char_p
     answer: bytes = ask(0)

@@ -69,7 +69,7 @@ def explain_program(
         raise
     except BaseException as error:
         # Any exception that a stopped program raises while it ends is a consequence of the stop.
-        if not watch.is_stopped and not _is_good_end(error):
+        if not watch.is_stopped and not _is_success(error):
             raise
     watch.end()
     for fault in faults:
@@ -101,7 +101,7 @@ def _take_standard_output() -> int:
     return descriptor
 
 
-def _is_good_end(error: BaseException) -> bool:
+def _is_success(error: BaseException) -> bool:
     return isinstance(error, SystemExit) and error.code in (None, 0)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import re
 
-from penstock.cli.command_parser import CommandParser, did_you_mean, whole_number
+from penstock.cli.command_parser import CommandParser, did_you_mean, integer
 from penstock.pool.job_isolation import LEVELS, IsolationOptions, parse_named
 
 _UIDS_MAX = 2**32 - 2
@@ -47,20 +47,20 @@ def add_isolation(parser: CommandParser) -> None:
     )
     parser.add_argument(
         "--job-memory",
-        type=whole_number(1 << 20, 1 << 50),
+        type=integer(1 << 20, 1 << 50),
         metavar="BYTES",
         help="memory limit of a job, by cgroup v2 with --job-group, else of each of its "
         "processes, by RLIMIT_DATA (default: unlimited)",
     )
     parser.add_argument(
         "--job-files",
-        type=whole_number(64, 1 << 20),
+        type=integer(64, 1 << 20),
         metavar="N",
         help="maximum number of open files per job process (default: same as the worker)",
     )
     parser.add_argument(
         "--job-processes",
-        type=whole_number(1, 1 << 22),
+        type=integer(1, 1 << 22),
         metavar="N",
         help="maximum number of processes and threads of a job, by cgroup v2 with --job-group, "
         "else of the account, by RLIMIT_NPROC (default: unlimited)",
@@ -72,7 +72,7 @@ def add_isolation(parser: CommandParser) -> None:
     )
     parser.add_argument(
         "--job-cpu-weight",
-        type=whole_number(1, 10_000),
+        type=integer(1, 10_000),
         metavar="N",
         help="with --job-group: CPU weight of a job relative to others (default: 100)",
     )

@@ -16,10 +16,10 @@ from penstock.cli.command_parser import (
     CommandError,
     CommandParser,
     amount,
-    carry_out,
+    integer,
     one_of,
+    run_subcommand,
     seconds,
-    whole_number,
 )
 from penstock.cli.dashboard_options import StartDashboard, add_dashboard, dashboard_of
 from penstock.cli.isolation_options import add_isolation, isolation_of
@@ -41,7 +41,7 @@ _TOP_INTERVAL_S = 1.0
 def run_command(command: str, arguments: Sequence[str]) -> int:
     """Run a command of this module; return the exit code. Raises CommandError for arguments that
     the command does not accept."""
-    return carry_out(_COMMANDS, command, arguments)
+    return run_subcommand(_COMMANDS, command, arguments)
 
 
 def _make_keys(arguments: Sequence[str]) -> int:
@@ -94,21 +94,21 @@ examples:
         raise CommandError("--out FOLDER requires --user NAME or --machine NAME", "keys")
     if args.user is not None:
         _pool.make_user_keys(folder, args.user, args.out)
-        said = (
+        message = (
             f"{args.out} contains the keys that {args.user} needs for training. To admit "
             f"{args.user}, copy {folder}/{args.user}.user.public to the key folders of the "
             "controller and the workers, which read it within seconds"
         )
     elif args.machine is not None:
         _pool.make_machine_keys(folder, args.machine, args.out)
-        said = (
+        message = (
             f"{args.out} contains the keys for the workers of {args.machine}. To admit them, copy "
             f"{folder}/{args.machine}.machine.public to the key folder of the controller, which "
             "reads it within seconds"
         )
     elif args.rotate:
         _pool.rotate_keys(folder)
-        said = (
+        message = (
             f"{folder} has new keys for each role; the former keys stay valid. Next:\n"
             "  1. copy the .former.public files to all key folders, then the other .public files, "
             "then the .secret file of each host's role\n"
@@ -118,17 +118,17 @@ examples:
         )
     elif args.finish:
         _pool.finish_rotation(folder)
-        said = (
+        message = (
             f"the former keys were removed from {folder}: servers with this folder reject them "
             "within seconds"
         )
     else:
         _pool.make_key_folder(folder)
-        said = (
+        message = (
             f"{folder} has a pair of keys for each role. A host needs all .public files, and the "
             ".secret file of each role that it runs: controller, worker, trainer or operator"
         )
-    print(f"penstock keys: {said}.")
+    print(f"penstock keys: {message}.")
     return 0
 
 
@@ -169,12 +169,12 @@ def _run_controller(args: argparse.Namespace, start_dashboard: StartDashboard) -
         signal.signal(number, lambda *_: None)
     shown_keys = args.keys or f"{_pool.shared_key_folder()}, shared by this user's processes"
     log = PoolLog("penstock controller")
-    log.say(f"listens at {controller.endpoint}, keys in {shown_keys}, process {os.getpid()}")
+    log.info(f"listens at {controller.endpoint}, keys in {shown_keys}, process {os.getpid()}")
     for line in limit_lines:
-        log.say(line)
+        log.info(line)
     start_dashboard(controller.endpoint, log)
     controller.run(stop_read)
-    log.say(f"ends after {signal.Signals(os.read(stop_read, 1)[0]).name}")
+    log.info(f"ends after {signal.Signals(os.read(stop_read, 1)[0]).name}")
     return 0
 
 
@@ -197,7 +197,7 @@ examples:
     _add_pool(parser)
     parser.add_argument(
         "--processes",
-        type=whole_number(1, PROCESSES_MAX),
+        type=integer(1, PROCESSES_MAX),
         default=1,
         metavar="N",
         help="number of workers to start on this host (default: 1)",
@@ -266,12 +266,12 @@ examples:
     )
     log = PoolLog("penstock worker")
     if args.keys is not None and (warning := _pool.warning_of_workers_keys(args.keys)):
-        log.tell(warning)
+        log.warn(warning)
     plan = plan_isolation(isolation_of(args), args.keys)
-    for line in plan.news:
-        log.say(line)
+    for line in plan.messages:
+        log.info(line)
     for line in plan.warnings:
-        log.tell(line)
+        log.warn(line)
     return Supervisor(
         [
             PoolWorkerSpec(

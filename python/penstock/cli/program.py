@@ -49,7 +49,7 @@ def run_file(path: str, arguments: list[str], prepare: Callable[[], None] = lamb
     main.__file__ = absolute
     main.__loader__ = SourceFileLoader("__main__", absolute)
     main.__dict__["__cached__"] = None
-    with _OurFramesUnprinted():
+    with _OwnFramesHidden():
         _run(compile(source, absolute, "exec", dont_inherit=True), main)
 
 
@@ -61,7 +61,7 @@ def run_module(name: str, arguments: list[str], prepare: Callable[[], None] = la
     _set_first_import_folder(os.getcwd())
     # The arguments as seen by a package that is imported on the way.
     sys.argv = ["-m", *arguments]
-    with _OurFramesUnprinted():
+    with _OwnFramesHidden():
         spec = _find_program(name)
         loader: Any = spec.loader
         code = loader.get_code(spec.name) if hasattr(loader, "get_code") else None
@@ -117,7 +117,7 @@ def _run(code: CodeType, main: ModuleType) -> None:
     exec(code, main.__dict__)
 
 
-class _OurFramesUnprinted:
+class _OwnFramesHidden:
     """Makes Python print an error that leaves the block without the frames of the block's
     caller."""
 

@@ -19,10 +19,10 @@ from penstock.cli.command_parser import (
     FAILED_EXIT_CODE,
     CommandError,
     CommandParser,
-    carry_out,
+    integer,
     one_of,
+    run_subcommand,
     seconds,
-    whole_number,
 )
 from penstock.cli.pool_commands import KEYS_VARIABLE, POOL_VARIABLE, PROCESSES_MAX
 from penstock.cli.program import PROGRAM_USAGE, named_if_missing, start_of
@@ -47,7 +47,7 @@ def run_command(command: str, arguments: Sequence[str]) -> int:
     the command does not accept, and the program's exceptions, SystemExit included."""
     if command in _PROGRAM_COMMANDS:
         return _PROGRAM_COMMANDS[command](arguments)
-    return carry_out(_COMMANDS, command, arguments)
+    return run_subcommand(_COMMANDS, command, arguments)
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -86,7 +86,7 @@ examples:
     )
     parser.add_argument(
         "--pool-local",
-        type=whole_number(1, PROCESSES_MAX),
+        type=integer(1, PROCESSES_MAX),
         metavar="N",
         help="start a pool of N worker processes on this machine for the program (default: no "
         "pool)",
@@ -227,7 +227,7 @@ def _writable(path: str, command: str) -> Path:
 
 
 def _name_code_paths(paths: Sequence[str], command: str) -> None:
-    from penstock.pool.travelling_code import name_code_paths  # only needed for these arguments
+    from penstock.pool.travelling_code import export_code_paths  # only needed for these arguments
 
     for path in paths:
         if not os.path.exists(path):
@@ -235,7 +235,7 @@ def _name_code_paths(paths: Sequence[str], command: str) -> None:
                 f"--code must name an existing folder or .py file, got {path!r}",
                 command,
             )
-    name_code_paths(paths)
+    export_code_paths(paths)
 
 
 def _trace(arguments: Sequence[str]) -> int:
@@ -259,14 +259,14 @@ examples:
     )
     parser.add_argument(
         "--steps",
-        type=whole_number(1, _TRACED_STEPS_MAX),
+        type=integer(1, _TRACED_STEPS_MAX),
         default=200,
         metavar="N",
         help="number of batches to trace, of all loaders together (default: 200)",
     )
     parser.add_argument(
         "--skip",
-        type=whole_number(0, _TRACED_STEPS_MAX),
+        type=integer(0, _TRACED_STEPS_MAX),
         default=0,
         metavar="K",
         help="number of batches to skip first (default: 0)",
@@ -291,7 +291,7 @@ examples:
         # Imported here, as it imports torch: a command that was called wrongly ends without it.
         from penstock.observing.step_trace import StepTrace
 
-        begun.append(StepTrace(output, options.steps, options.skip, _tell_of_trace).__enter__())
+        begun.append(StepTrace(output, options.steps, options.skip, _report_trace).__enter__())
 
     try:
         with named_if_missing(program):
@@ -310,7 +310,7 @@ def _end_trace(trace: StepTrace) -> None:
         print(f"penstock trace: the trace was not written: {error}", file=sys.stderr)
 
 
-def _tell_of_trace(trace: StepTrace) -> None:
+def _report_trace(trace: StepTrace) -> None:
     assert trace.path is not None
     if trace.step_count == 0:
         print(
@@ -375,7 +375,7 @@ examples:
     )
     parser.add_argument(
         "--steps",
-        type=whole_number(2, 100_000),
+        type=integer(2, 100_000),
         default=_DOCTOR_STEPS,
         metavar="N",
         help=f"minimum number of steps to measure in a run (default: {_DOCTOR_STEPS})",
@@ -390,7 +390,7 @@ examples:
     )
     parser.add_argument(
         "--trials",
-        type=whole_number(0, 50),
+        type=integer(0, 50),
         default=_TRIALS,
         metavar="K",
         help=f"maximum number of changes to try, each in a separate run (default: {_TRIALS})",
@@ -437,14 +437,16 @@ def _examine(program: Sequence[str], options: object) -> int:
     from penstock.tuning.observation import LoaderSettings
 
     asked = vars(options)
-    command = [sys.executable, "-m", "penstock.cli.doctored_program", *program]
+    command = [sys.executable, "-m", "penstock.cli.examined_program", *program]
     runs = ProgramRuns(command, asked["steps"], asked["seconds"], asked["timeout"])
     allow_reordering: bool = asked["allow_reordering"]
 
-    _say("running the program unchanged")
-    found = examination.first_look(runs.run())
+    _print_progress("running the program unchanged")
+    found = examination.examine_first_run(runs.run())
     if examination.is_worth_a_plan(found):
-        _say("running the program to find the parts of the model that could run in the workers")
+        _print_progress(
+            "running the program to find the parts of the model that could run in the workers"
+        )
         examination.note_movable(found, runs.run(asks_for_plan=True), allow_reordering)
     else:
         examination.note_movable(found, None, allow_reordering)
@@ -455,7 +457,7 @@ def _examine(program: Sequence[str], options: object) -> int:
         moves = settings.offload and not base.offload
         return runs.run(loader, settings.changes_from(base), moves)
 
-    examination.try_changes(found, run, asked["trials"], allow_reordering, _say)
+    examination.try_changes(found, run, asked["trials"], allow_reordering, _print_progress)
     if asked["json"]:
         print(json.dumps(examination.as_record(found), indent=2))
     else:
@@ -463,7 +465,7 @@ def _examine(program: Sequence[str], options: object) -> int:
     return FAILED_EXIT_CODE if found.cannot_repeat else 0
 
 
-def _say(text: str) -> None:
+def _print_progress(text: str) -> None:
     print(f"penstock doctor: {text}", file=sys.stderr, flush=True)
 
 

@@ -17,11 +17,11 @@ from typing import NamedTuple
 from penstock import _pool
 from penstock.cli.command_parser import (
     CommandParser,
-    carry_out,
     did_you_mean,
+    integer,
     one_of,
+    run_subcommand,
     seconds,
-    whole_number,
 )
 
 DURATION_MIN_S = 60.0
@@ -70,7 +70,7 @@ _HEADER = (
 def run_command(command: str, arguments: Sequence[str]) -> int:
     """Run the command; return the exit code. Raises CommandError for arguments that it does not
     accept."""
-    return carry_out({command: _simulate_command}, command, arguments)
+    return run_subcommand({command: _simulate_command}, command, arguments)
 
 
 def _simulate_command(arguments: Sequence[str]) -> int:
@@ -110,14 +110,14 @@ examples:
     add("--vc", metavar="NAME", default="", help="virtual cluster whose jobs are taken from FILE")
     add(
         "--first",
-        type=whole_number(1, 1_000_000),
+        type=integer(1, 1_000_000),
         metavar="N",
         help=f"number of jobs: the first ones of at least {DURATION_MIN_S:g} s for which the "
         "cluster has enough GPUs (default: all)",
     )
     add(
         "--windows",
-        type=whole_number(1, _WINDOWS_MAX),
+        type=integer(1, _WINDOWS_MAX),
         default=1,
         metavar="N",
         help="number of windows of the trace, each with the next --first jobs; intervals are then "
@@ -141,7 +141,7 @@ examples:
     )
     add(
         "--cpus-per-gpu",
-        type=whole_number(1, 1024),
+        type=integer(1, 1024),
         default=3,
         metavar="N",
         help="number of CPUs per GPU (default: 3)",
@@ -176,7 +176,7 @@ examples:
     )
     add(
         "--seeds",
-        type=whole_number(1, _SEEDS_MAX),
+        type=integer(1, _SEEDS_MAX),
         default=5,
         metavar="N",
         help="number of seeds, starting at 0 (default: 5)",

@@ -96,15 +96,15 @@ __all__ = [
     "ends_by_returning",
     "function_under",
     "has_lazy_modules",
-    "is_crowded",
+    "is_near_capture_limit",
     "is_from_local_source",
     "is_skipped",
     "module_under",
     "note_captured_code",
     "optimize",
-    "optimize_apart",
+    "optimize_isolated",
     "source_of",
-    "take_again",
+    "allow_recapture",
     "untraced",
     "with_settings",
     "wrap_inline",
@@ -166,7 +166,7 @@ def capture_count(code: CodeType) -> int:
     return sum(entry.code is not None for entry in _debug_get_cache_entry_list(code))
 
 
-def is_crowded(code: CodeType) -> bool:
+def is_near_capture_limit(code: CodeType) -> bool:
     """Return whether Dynamo may refuse the next capture of a frame's code because of their number.
 
     The limits hold for the present captures, and for all captures so far.
@@ -184,7 +184,7 @@ def patch_modules() -> None:
     install_generation_tagging_init()
 
 
-def take_again(code: CodeType) -> None:
+def allow_recapture(code: CodeType) -> None:
     """Make Dynamo capture frames of this code again.
 
     Once any caller has reached the limit of captures, Dynamo permanently leaves frames without a
@@ -259,7 +259,7 @@ def optimize(backend: Backend, **options: Any) -> Callable[..., Any]:
     return compiled
 
 
-def optimize_apart(backend: Backend, beside: Any = None, **options: Any) -> Any:
+def optimize_isolated(backend: Backend, beside: Any = None, **options: Any) -> Any:
     """Call `optimize`, with captures that are counted separately from the program's captures.
 
     They are counted together with the captures of `beside`. Torch can count captures separately

@@ -130,22 +130,22 @@ class Patch:
         """`make` returns the replacement for the method that it receives."""
         self._owner, self._name = owner, name
         self._is_own = name in vars(owner)
-        self._former: Any = getattr(owner, name)
-        self._instead: Any = make(self._former)
+        self._original: Any = getattr(owner, name)
+        self._replacement: Any = make(self._original)
         patch = self
 
-        @functools.wraps(self._former)
+        @functools.wraps(self._original)
         def stand_in(*args: Any, **kwargs: Any) -> Any:
-            return patch._instead(*args, **kwargs)
+            return patch._replacement(*args, **kwargs)
 
         self._stand_in = stand_in
         setattr(owner, name, stand_in)
 
     def undo(self) -> None:
-        self._instead = self._former
+        self._replacement = self._original
         if vars(self._owner).get(self._name) is not self._stand_in:
             return
         if self._is_own:
-            setattr(self._owner, self._name, self._former)
+            setattr(self._owner, self._name, self._original)
         else:
             delattr(self._owner, self._name)

@@ -106,7 +106,7 @@ def schema_of(operator: Any) -> Any:
 
 
 @functools.cache
-def gives_views(operator: Any) -> bool:
+def returns_views(operator: Any) -> bool:
     """Return whether a result of an overload may share memory with an operand."""
     return any(result.alias_info is not None for result in operator._schema.returns)
 

@@ -48,7 +48,7 @@ def new_shared() -> Any:
     return torch.UntypedStorage._new_shared
 
 
-class _Taken:
+class _OwnedDescriptor:
     """A descriptor that torch closes, in place of one that it would fetch from its sender."""
 
     def __init__(self, fd: int) -> None:
@@ -63,7 +63,9 @@ def open_shared(fd: int, size: int) -> torch.UntypedStorage:
 
     If torch already has a live storage of the file in this process, return it.
     """
-    storage: torch.UntypedStorage = rebuild_storage_fd(torch.UntypedStorage, _Taken(fd), size)
+    storage: torch.UntypedStorage = rebuild_storage_fd(
+        torch.UntypedStorage, _OwnedDescriptor(fd), size
+    )
     return storage
 
 

@@ -43,7 +43,7 @@ from penstock.compat.dynamo import (
     module_under,
     note_captured_code,
     optimize,
-    optimize_apart,
+    optimize_isolated,
 )
 from penstock.compat.modules import compiled_call_of, graph_module, module_call, own_source
 from penstock.compat.operators import OpOverload, OpOverloadPacket
@@ -146,7 +146,7 @@ def end_run() -> None:
     _running.calls.pop()
 
 
-def why_skipped(model: Any) -> str | None:
+def skip_reason(model: Any) -> str | None:
     """Return why Dynamo has left the forward of such models to Python since a capture of one."""
     reason: str | None = _skipped.get(_program_of(model))
     return reason
@@ -188,9 +188,9 @@ def capture_graph(graph_module: fx.GraphModule, examples: Sequence[Any]) -> Call
         raise SkipFrame(str(refusal)) from refusal
     except Unlowerable as refusal:
         own_source(graph_module)
-        return _kept(CapturedGraph(graph_module, graph_module.forward, refusal=str(refusal)))
+        return _register(CapturedGraph(graph_module, graph_module.forward, refusal=str(refusal)))
     own_source(graph_module)
-    return _kept(CapturedGraph(graph_module, graph_module.forward, placeholders=placeholders))
+    return _register(CapturedGraph(graph_module, graph_module.forward, placeholders=placeholders))
 
 
 class UserBackend:
@@ -221,9 +221,9 @@ class UserBackend:
             graph = copy_of(graph_module)
         except Unlowerable as refusal:
             run_whole = _with_memory(self._user(graph_module, examples))
-            return _kept(CapturedGraph(graph_module, run_whole, refusal=str(refusal)))
+            return _register(CapturedGraph(graph_module, run_whole, refusal=str(refusal)))
         run_whole = _with_memory(self._user(graph_module, examples))
-        return _kept(
+        return _register(
             CapturedGraph(graph, run_whole, placeholders=placeholders, is_dynamic=is_dynamic)
         )
 
@@ -270,7 +270,7 @@ def _begin_capture() -> GraphRunner | None:
     return call
 
 
-def _kept(graph: CapturedGraph) -> Callable[..., Any]:
+def _register(graph: CapturedGraph) -> Callable[..., Any]:
     """Return the callable that Dynamo runs in place of the graph."""
     global _newest
     _newest = weakref.ref(graph)
@@ -308,7 +308,7 @@ def drop_stale(model: Any) -> None:
     graphs = [graph for known in _frames.values() for one in known if (graph := one()) is not None]
     for graph in graphs:
         if graph.stamp is not None and graph.stamp[0]() is program:
-            if not graph.stamp[1].is_as_it_was():
+            if not graph.stamp[1].is_current():
                 graph.drop()
 
 
@@ -337,7 +337,7 @@ def capturing(*, whole: bool) -> OptimizeContext:
     """
     note_captured_code(_note_code)
     beside = capturing(whole=False) if whole else None
-    context: Any = optimize_apart(capture_graph, beside, nopython=whole)
+    context: Any = optimize_isolated(capture_graph, beside, nopython=whole)
     assert isinstance(context, OptimizeContext)
     return context
 

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 # After this many calls in a row without a batch of the loader, the plan reports this.
 FOREIGN_CALLS_MAX = 16
 # Limit of calls that return to the trainer one after another before all of them do.
-MISTRUSTS_MAX = 4
+MISMATCHES_MAX = 4
 
 
 class UsedCut(NamedTuple):
@@ -58,7 +58,7 @@ class ModelCall:
 
     is_foreign: bool = True  # no tensor of the loader was seen so far
     has_written: bool = False  # an input is a tensor of the batch that was written to before
-    has_stranger: bool = False  # the program may have made an input from the batch
+    has_unknown_input: bool = False  # the program may have made an input from the batch
     follows_calls: bool = False  # it has, by known operators
     has_planned: bool = False
     plans: list[Plan] = field(default_factory=list)  # plans of the graphs that ran
@@ -74,18 +74,18 @@ class ModelCall:
         return None if self._batch is None else self._batch()
 
     def note_inputs(
-        self, knows_batch: bool, has_stranger: Callable[[], bool], *, follows_calls: bool
+        self, knows_batch: bool, has_unknown_input: Callable[[], bool], *, follows_calls: bool
     ) -> None:
         """Note the inputs of a graph.
 
         Later graphs of a call take results of the earlier ones, so only the first graph shows how
-        the program made its inputs; `has_stranger` is called for it only.
+        the program made its inputs; `has_unknown_input` is called for it only.
         """
         if knows_batch:
             self.is_foreign = False
         self.follows_calls |= follows_calls
         if self._graph_count == 0:
-            self.has_stranger = has_stranger()
+            self.has_unknown_input = has_unknown_input()
         self._graph_count += 1
 
     @property
@@ -121,7 +121,7 @@ class CutContext:
     user: int = field(init=False)  # number of the offloaded model at its loader
     is_open: bool = True  # False after cutting was given up
     repricer: Repricer | None = None  # with cut="auto", while no random draw may move
-    mistrusts: int = 0  # how often a worker was found to be wrong
+    mismatches: int = 0  # how often a worker was found to be wrong
     call_weight: int = 1  # number of similar calls that this one represents
     withholding: LeafWithholding | None = None  # of the loader, if leaves may stay with workers
     call: ModelCall = field(default_factory=ModelCall)  # the current or last call
@@ -132,7 +132,7 @@ class CutContext:
     _captured_count: int = 0  # number of graphs
 
     def __post_init__(self) -> None:
-        self.name = self.name or spoken_model(self.target)
+        self.name = self.name or format_model(self.target)
         self.target = weakly(self.target)
         self.user = self.provenance.use.new_user()
         self.lazy = LazyBatches(self.provenance, self.user)
@@ -168,7 +168,7 @@ class CutContext:
         call = self.call
         if has_run_graph:
             self._note_foreign()
-            self.lazy.note_call(call.has_stranger, call.follows_calls, call.moves)
+            self.lazy.note_call(call.has_unknown_input, call.follows_calls, call.moves)
             if self.is_open:
                 self.prefixes.note_call(call.batch)
             if self.is_open and self.withholding is not None:
@@ -176,13 +176,13 @@ class CutContext:
         if self.is_open:
             self.plan.note_call(call)
 
-    def mistrust(self, operators: Sequence[str], message: str) -> None:
+    def note_mismatch(self, operators: Sequence[str], message: str) -> None:
         """Note that workers were wrong about `operators`: compare their other results again."""
         logger.warning("penstock: %s", message)
-        self.mistrusts += 1
-        if self.mistrusts > MISTRUSTS_MAX:
+        self.mismatches += 1
+        if self.mismatches > MISMATCHES_MAX:
             self.give_up(
-                f"the workers' results of {', '.join(operators)} and of {MISTRUSTS_MAX} earlier "
+                f"the workers' results of {', '.join(operators)} and of {MISMATCHES_MAX} earlier "
                 "calls differed from the trainer's own"
             )
 
@@ -251,7 +251,7 @@ def weakly(target: Any) -> Callable[[], Any]:
         return lambda: target
 
 
-def spoken_model(model: Any) -> str:
+def format_model(model: Any) -> str:
     """Return the model's class, or a function's name, and the program line that offloads it."""
     name = type(model).__name__
     if not isinstance(model, torch.nn.Module):
@@ -297,7 +297,7 @@ class ShownPlan:
         self._user = user
         self._host = host
         self._use = use
-        self._is_told = False  # whether the log has reported that calls move
+        self._is_logged = False  # whether the log has reported that calls move
         self._reasons: set[str] = set()  # refusals that were logged
         self._calls_by_rows: Counter[int | None] = Counter()  # by the rows of their batches
         self._made_of: list[Plan] = []  # the plans of the graphs of one call
@@ -309,7 +309,7 @@ class ShownPlan:
 
     def note_call(self, call: ModelCall) -> None:
         """Show the joined plan of all graphs that ran; call after each call of the model."""
-        if call.plans and self._is_of_usual_batch(call) and not self._is_made_of(call.plans):
+        if call.plans and self._has_usual_row_count(call) and not self._is_made_of(call.plans):
             self._made_of = call.plans
             self.publish(joined(call.plans))
 
@@ -317,7 +317,7 @@ class ShownPlan:
         shown = self._made_of
         return len(shown) == len(plans) and all(map(_are_same, shown, plans))
 
-    def _is_of_usual_batch(self, call: ModelCall) -> bool:
+    def _has_usual_row_count(self, call: ModelCall) -> bool:
         """Return whether this call's batch has the number of rows that most calls had so far.
 
         The last batch of an epoch is often smaller, and its plan would hide the plan of all others.
@@ -331,8 +331,8 @@ class ShownPlan:
         shown = self._use.plan_of(self._user)
         if plan.refused is None or shown is None or shown.refused is not None:
             self.show(plan)
-        if plan.moved and not self._is_told:
-            self._is_told = True
+        if plan.moved and not self._is_logged:
+            self._is_logged = True
             logger.info("penstock: %s print(loader.plan) shows which", verdict(plan))
 
     def refuse(self, reason: str) -> None:
@@ -393,7 +393,7 @@ class LeafWithholding:
 
     def forget(self, user: int) -> None:
         """Note that a model is no longer offloaded."""
-        self._obey(self._native.forget(user))
+        self._apply(self._native.forget(user))
 
     def note_call(self, user: int, batch: BatchHandle | None, cuts: Sequence[UsedCut]) -> None:
         """Note a model call, whose graphs ran with these cuts; call after each call of a model."""
@@ -401,14 +401,14 @@ class LeafWithholding:
             self._native.note_call(user, None, [])
             return
         seen = (batch.leaf_bytes, batch.read_leaves, batch.is_watched)
-        self._obey(self._native.note_call(user, seen, cuts))
+        self._apply(self._native.note_call(user, seen, cuts))
 
     def send_whole(self) -> None:
         """Request whole batches from the next request on, and watch the program again.
 
         Call this when a plan has changed.
         """
-        self._obey(self._native.send_whole())
+        self._apply(self._native.send_whole())
 
     def note_recall(self, leaf: int) -> None:
         """Note that a leaf that had stayed with its worker was read."""
@@ -417,14 +417,14 @@ class LeafWithholding:
             logger.info(
                 "penstock: tensor %d of the batch is read repeatedly; workers send it", leaf
             )
-        self._obey(order)
+        self._apply(order)
 
     def _is_possible(self) -> bool:
         host = self._host()
         link = None if host is None else host._link()
         return link is not None and not link.sends_whole
 
-    def _obey(self, order: _C.ShipmentOrder | None) -> None:
+    def _apply(self, order: _C.ShipmentOrder | None) -> None:
         self.lazy_leaves = self._native.watched_leaves
         if order is None:
             return

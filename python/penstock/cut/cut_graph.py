@@ -26,7 +26,7 @@ from penstock.cut.cut_planner import CutPlanner, CutsInUse, WholeGraph
 from penstock.cut.live_cut import GraphCall, LiveCut, has_layouts
 from penstock.cut.whole_comparison import Side, first_difference
 from penstock.errors import PenstockError
-from penstock.graph.capture import Placeholder, autocast_put_back, first_sentence, is_plain
+from penstock.graph.capture import Placeholder, autocast_restored, first_sentence, is_plain
 from penstock.graph.constants import is_same_bits
 from penstock.graph.expression import Result, holds
 from penstock.graph.lowering import leaves_of
@@ -76,13 +76,13 @@ class CutGraph:
     def __call__(self, *inputs: Any) -> Any:
         if not self._has_regions:
             return self._run(inputs)
-        with autocast_put_back():
+        with autocast_restored():
             return self._run(inputs)
 
     def _run(self, inputs: Sequence[Any]) -> Any:
         if not self._context.is_open:
             return self._run_whole(*inputs)
-        inputs, lazy = _taken_apart(inputs)
+        inputs, lazy = _split_lazy(inputs)
         try:
             call, cut = self._find(inputs, lazy)
             if call is not None and cut is not None:
@@ -100,7 +100,7 @@ class CutGraph:
         self._note_use(cut, call)
         compiler = self._context.prefixes.compiler
         if boundary is not None and compiler is not None:
-            compiler.look_at(cut, call)
+            compiler.examine(cut, call)
         if cut.suffix is None or boundary is None:
             results = self._run_all(inputs, lazy)
         elif cut.priced is not None and cut.priced.wants_timed_calls:
@@ -114,12 +114,12 @@ class CutGraph:
             self._record(item, call, results[item.position])
         return results
 
-    def look_at(self, inputs: Sequence[Any]) -> Sequence[Any]:
+    def examine(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Plan a call of the graph, and compare the workers' results, without running the graph.
 
         Return the inputs with all of their values.
         """
-        inputs, lazy = _taken_apart(inputs)
+        inputs, lazy = _split_lazy(inputs)
         try:
             call, cut = self._find(inputs, lazy)
             if call is not None and cut is not None:
@@ -131,7 +131,7 @@ class CutGraph:
         if call is not None and cut is not None:
             self._note_use(cut, call)
             if self._context.repricer is not None:
-                self._context.repricer.note_odd_step()
+                self._context.repricer.skip_step()
         return inputs if lazy is None else lazy.computed()
 
     def _note_use(self, cut: LiveCut, call: GraphCall) -> None:
@@ -189,7 +189,7 @@ class CutGraph:
         is_undecided = self._context.lazy.is_undecided
         self._context.call.note_inputs(
             handle is not None,
-            lambda: is_undecided and self._has_stranger(inputs, provenance_of),
+            lambda: is_undecided and self._has_unknown_input(inputs, provenance_of),
             follows_calls=lazy is not None and lazy.follows_calls,
         )
         if handle is None:
@@ -208,7 +208,7 @@ class CutGraph:
                     return call, cut
         return call, self._planner.plan(call)
 
-    def _has_stranger(self, inputs: Sequence[Any], known: Mapping[int, Provenance]) -> bool:
+    def _has_unknown_input(self, inputs: Sequence[Any], known: Mapping[int, Provenance]) -> bool:
         """Return whether the program may have made an input from the batch before the call."""
         return any(
             index not in known
@@ -243,7 +243,7 @@ class CutGraph:
         return repricer.run_timed(cut, lambda: self._run_all(inputs, lazy), run_suffix)
 
 
-def _taken_apart(inputs: Sequence[Any]) -> tuple[Sequence[Any], LazyInputs | None]:
+def _split_lazy(inputs: Sequence[Any]) -> tuple[Sequence[Any], LazyInputs | None]:
     """Return the inputs of a call, and the facts about lazy tensors among them, if any."""
     if LazyTensor not in map(type, inputs):
         return inputs, None
@@ -302,13 +302,13 @@ class CheckedBoundary:
         if call.withheld and cut.unchecked_count + 1 < 2 * self._context.verify_every:
             is_due = False  # a whole batch is expected soon
         is_new = setting not in cut.verified or call.handle.maker not in cut.verified_makers
-        if is_due or is_new or cut.mistrusts != self._context.mistrusts:
+        if is_due or is_new or cut.mismatches != self._context.mismatches:
             own = self._verify(cut, call, boundary)
             if own is None:
                 return None
             if self._whole.compiled is not None and not self._compare_whole(cut, call, own):
                 return None
-            cut.mistrusts = self._context.mistrusts
+            cut.mismatches = self._context.mismatches
             cut.unchecked.clear()
             cut.unchecked_count = 0
             if len(cut.verified) < REMEMBERED_SIZES:
@@ -393,7 +393,7 @@ class CheckedBoundary:
         assert cut.reference is not None
         call.recall(is_check=True)
         if self._context.repricer is not None:
-            self._context.repricer.note_odd_step()
+            self._context.repricer.skip_step()
         with torch.no_grad():
             try:
                 computed = iter(cut.reference(*call.inputs))
@@ -419,7 +419,7 @@ class CheckedBoundary:
             if difference > tolerance.largest:
                 beyond.append((item, difference))
         if wrong or beyond:
-            self._mistrust(cut, call, wrong, beyond)
+            self._handle_mismatch(cut, call, wrong, beyond)
             return None
         cut.plan = with_differences(cut.plan, cut.planned.behind, cut.differences, tolerance)
         return [mine if item.inexact else made for item, made, mine in compared]
@@ -451,7 +451,7 @@ class CheckedBoundary:
         self._planner.refuse(call, reason)
         return False
 
-    def _mistrust(
+    def _handle_mismatch(
         self,
         cut: LiveCut,
         call: GraphCall,
@@ -469,25 +469,25 @@ class CheckedBoundary:
             item.unit: "a worker's result of it differed from the trainer's own" for item in wrong
         }
         operators = sorted({item.operator for item in wrong})
-        said: list[str] = []
+        differing: list[str] = []
         if wrong:
-            said.append(
+            differing.append(
                 f"the workers' result of {', '.join(operators)} differs from the trainer's own "
                 f"{where} (workers run on 1 thread, the trainer on {torch.get_num_threads()})"
             )
         tolerance = self._context.options.tolerance
         for item, difference in beyond:
             assert tolerance is not None
-            units.update(dict.fromkeys(item.inexact, tolerance.why_beyond(difference)))
+            units.update(dict.fromkeys(item.inexact, tolerance.excess_reason(difference)))
             behind = sorted(set(item.inexact.values()))
             operators += behind
-            said.append(
+            differing.append(
                 f"the workers' result of {', '.join(behind)} differs from the device's "
-                f"({item.device}) by {tolerance.spoken(difference)} {where}; cut_tolerance allows "
+                f"({item.device}) by {tolerance.format(difference)} {where}; cut_tolerance allows "
                 f"{tolerance}"
             )
-        self._in_use.mistrust(cut, units)
-        self._context.mistrust(
+        self._in_use.note_mismatch(cut, units)
+        self._context.note_mismatch(
             operators,
-            f"{'; '.join(said)}; it runs in the trainer from now on. {cut.unchecked}",
+            f"{'; '.join(differing)}; it runs in the trainer from now on. {cut.unchecked}",
         )

@@ -76,7 +76,7 @@ class CutPlanner:
             self.refuse(call, f"planning failed: {type(error).__name__}: {error}")
             return None
         if self._context.repricer is not None:
-            self._context.repricer.note_odd_step()
+            self._context.repricer.skip_step()
         cut.signature = signature
         return cut
 
@@ -159,11 +159,11 @@ class CutPlanner:
             inputs,
             call.handle.leaf_count,
             self._context.with_link(self._options),
-            self._in_use.mistrusted(variant),
+            self._in_use.mismatched(variant),
         )
         if expressions and self._whole.writes_to_inputs(lowering):
             raise Unlowerable("it writes to memory that an earlier part of forward may share")
-        if _gives_out_waiting(lowering):
+        if _returns_deferred_memory(lowering):
             raise Unlowerable(
                 "it returns a tensor that the program computed from the batch earlier"
             )
@@ -171,11 +171,11 @@ class CutPlanner:
         if self._context.repricer is not None and planned.native is not None:
             cut.priced = _C.PricedCut(planned.native, cut.suffix is not None)
         call.inputs = inputs
-        self._in_use.put_in_force(cut, inputs)
+        self._in_use.activate(cut, inputs)
         return cut
 
 
-def _gives_out_waiting(lowering: Lowering) -> bool:
+def _returns_deferred_memory(lowering: Lowering) -> bool:
     """Return whether a result shares memory with a value that is computed in place of an input.
 
     The program also has that input, and would have other memory there.
@@ -204,7 +204,7 @@ class CutsInUse:
         self._context = context
         self._options = options
         self._whole = whole
-        self._mistrusted: dict[Variant, dict[int, str]] = {}  # units that stay, with the reasons
+        self._mismatched: dict[Variant, dict[int, str]] = {}  # units that stay, with the reasons
         self._forgotten: Counter[Signature] = Counter()  # cuts that were not used, by call
         context.prefixes.add_graph(self)
 
@@ -223,7 +223,7 @@ class CutsInUse:
             added,
             planned,
             writes_inputs=self._whole.writes_to_inputs(lowering),
-            mistrusts=self._context.mistrusts,
+            mismatches=self._context.mismatches,
         )
         if planned.boundary:
             assert planned.suffix is not None and planned.reference is not None
@@ -236,7 +236,7 @@ class CutsInUse:
                 )
         return cut
 
-    def put_in_force(self, cut: LiveCut, inputs: Sequence[Any]) -> None:
+    def activate(self, cut: LiveCut, inputs: Sequence[Any]) -> None:
         """Add a cut to the cuts in use."""
         if cut.suffix is not None:
             self._context.prefixes.install(cut.planned)
@@ -252,10 +252,10 @@ class CutsInUse:
         repricer = self._context.repricer
         if repricer is None:
             return cut
-        change = repricer.look_at(cut, self._context.call_weight)
+        change = repricer.examine(cut, self._context.call_weight)
         if change is None:
             return cut
-        repricer.note_odd_step()
+        repricer.skip_step()
         native = cut.planned.native
         if isinstance(change, LiveCut):
             other = change
@@ -270,7 +270,7 @@ class CutsInUse:
                     inputs,
                     call.handle.leaf_count,
                     self._options,
-                    self.mistrusted(cut.variant).keys(),
+                    self.mismatched(cut.variant).keys(),
                     change,
                     native.calibration,
                 )
@@ -283,7 +283,7 @@ class CutsInUse:
             has_suffix = other.suffix is not None
             other.priced = _C.PricedCut(planned.native, has_suffix, like=cut.priced)
             other.signature = cut.signature
-        self.put_in_force(other, call.inputs)
+        self.activate(other, call.inputs)
         self.forget(cut)
         cut.former = None
         other.former = cut if cut.suffix is not None else None
@@ -295,16 +295,16 @@ class CutsInUse:
         if self._context.withholding is not None:
             self._context.withholding.send_whole()
 
-    def mistrusted(self, variant: Variant) -> Mapping[int, str]:
+    def mismatched(self, variant: Variant) -> Mapping[int, str]:
         """Return the units that stay in such cuts because a worker was wrong, with the reasons."""
-        return self._mistrusted.get(variant, {})
+        return self._mismatched.get(variant, {})
 
-    def mistrust(self, cut: LiveCut, units: Mapping[int, str]) -> None:
+    def note_mismatch(self, cut: LiveCut, units: Mapping[int, str]) -> None:
         """Stop using a cut for which a worker sent other results.
 
         The next one leaves these units to the trainer, for these reasons.
         """
-        self._mistrusted.setdefault(cut.variant, {}).update(units)
+        self._mismatched.setdefault(cut.variant, {}).update(units)
         self.forget(cut)
 
     def forget(self, cut: LiveCut) -> None:

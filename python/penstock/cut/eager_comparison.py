@@ -40,7 +40,7 @@ from penstock.compat.operators import TorchDispatchMode, schema_of, tree_leaves
 from penstock.compat.process_group import default_group
 from penstock.compat.storages import identity, write_count
 from penstock.cut.whole_comparison import copies_of
-from penstock.graph.capture import autocast_put_back
+from penstock.graph.capture import autocast_restored
 from penstock.graph.constants import is_same_bits
 from penstock.graph.operators import is_declared
 from penstock.stream.batch_seeds import AllGeneratorsKept, torch_states
@@ -55,11 +55,11 @@ _LIBRARIES = frozenset({"aten", "prims", "prim", "torchvision"})
 _MISSING = object()
 
 
-class NotContained(Exception):
+class HasSideEffects(Exception):
     """Raised if the graph would have effects that cannot be undone."""
 
 
-class Observed(Exception):
+class ObservationDone(Exception):
     """Ends a run for the comparison once the graph has run."""
 
 
@@ -118,7 +118,7 @@ class Observation:
 def observe(
     run: Callable[..., Any], inputs: Sequence[Any], contained: set[tuple[int, ...]]
 ) -> Observation:
-    """Run a graph without side effects. Raises NotContained if that is impossible.
+    """Run a graph without side effects. Raises HasSideEffects if that is impossible.
 
     `contained` belongs to the graph: it has the sets of uncopied inputs for which the graph is
     known to have no side effects.
@@ -130,7 +130,7 @@ def observe(
         if given is copy and isinstance(given, torch.Tensor)
     )
     if uncopied not in contained:
-        with AllGeneratorsKept(), _Contained([inputs[place] for place in uncopied]):
+        with AllGeneratorsKept(), _SideEffectGuard([inputs[place] for place in uncopied]):
             _observed(run, inputs)
         contained.add(uncopied)
     before = AllGeneratorsKept()
@@ -139,7 +139,7 @@ def observe(
 
     def again() -> Observation:
         with AllGeneratorsKept():
-            before.put_back()
+            before.restore()
             return _observed(run, spare)
 
     observation.again = again
@@ -152,7 +152,7 @@ def _observed(run: Callable[..., Any], inputs: Sequence[Any]) -> Observation:
     versions = [(_writes(given), _writes(copy)) for given, copy in tensors]
     with (
         torch.set_grad_enabled(torch.is_grad_enabled()),
-        autocast_put_back(),
+        autocast_restored(),
         # The program's hooks are not called, and no tensors are saved for a backward pass.
         torch.autograd.graph.saved_tensors_hooks(_nothing, _nothing),
     ):
@@ -185,7 +185,7 @@ def _copies(inputs: Sequence[Any]) -> list[Any]:
     return copies_of(inputs, is_copied)
 
 
-class _Contained(TorchDispatchMode):
+class _SideEffectGuard(TorchDispatchMode):
     """Rejects operators that may have side effects, and writes to tensors that were not copied."""
 
     def __init__(self, uncopied: Sequence[torch.Tensor]) -> None:
@@ -195,7 +195,7 @@ class _Contained(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func.namespace not in _LIBRARIES and not is_declared(func):
-            raise NotContained(f"{func} may do more than compute")
+            raise HasSideEffects(f"{func} may do more than compute")
         schema = schema_of(func)
         if schema.is_mutable:
             values = [*args, *kwargs.values()]
@@ -211,7 +211,7 @@ class _Contained(TorchDispatchMode):
                     for one in tree_leaves(value)
                     if isinstance(one, torch.Tensor)
                 ):
-                    raise NotContained(f"{func} writes to a tensor that is not copied")
+                    raise HasSideEffects(f"{func} writes to a tensor that is not copied")
         return func(*args, **kwargs)
 
 
@@ -303,7 +303,7 @@ class Schedule:
             self._state.watch(self._all_modules())  # the model may have other parts by now
         self._calls[mode], self._epochs[mode], self._moved[mode] = 0, epoch, []
 
-    def spoken_reason(self, mode: Mode, difference: str) -> str:
+    def format_reason(self, mode: Mode, difference: str) -> str:
         """Return the differences and the detected changes as text for users."""
         changed = [*dict.fromkeys(self._moved.get(mode, ())), *shadowed_parts(self._all_modules())]
         if changed:
@@ -380,7 +380,7 @@ class ProgramStamp:
         self._kinds = [weakref.ref(kind) for kind in _classes_of(modules)]
         self._then = self._now()
 
-    def is_as_it_was(self) -> bool:
+    def is_current(self) -> bool:
         """Return whether the state is unchanged since this stamp was made."""
         return self._then == self._now()
 

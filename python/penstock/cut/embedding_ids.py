@@ -15,7 +15,7 @@ import torch
 
 from penstock.cut.cut_context import CutContext
 from penstock.cut.offloaded_call import OffloadedCall
-from penstock.cut.offloading import SeveralLoaders, offloaded_call
+from penstock.cut.offloading import LoaderDispatch, offloaded_call
 from penstock.tracking.leaves import flatten_batch
 
 
@@ -90,7 +90,7 @@ def embedding_ids(model: torch.nn.Module, table: str) -> Callable[[Any], torch.T
 
 def _calls_of(call: Any) -> tuple[Any, ...]:
     """Return the offloaded calls of a model: one for each of its loaders."""
-    return call.calls if isinstance(call, SeveralLoaders) else (call,)
+    return call.calls if isinstance(call, LoaderDispatch) else (call,)
 
 
 def _context_of(calls: tuple[Any, ...], leaves: Sequence[Any]) -> CutContext:

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 # Number of uses after which a cut is expected to remain in use.
 CALLS_BEFORE_COMPILING = 32
-CALLS_BETWEEN_LOOKS = 16
+CALLS_BETWEEN_CHECKS = 16
 EXIT_S_MAX = 5.0
 
 # A cut that was not used in this many calls, while batches carried all that it needs, is forgotten.
@@ -137,11 +137,11 @@ class CompiledPrefixes:
     def library_of(self, prefix: str) -> Library:
         return self._libraries.get(prefix, Library())
 
-    def look_at(self, cut: LiveCut, call: GraphCall) -> None:
+    def examine(self, cut: LiveCut, call: GraphCall) -> None:
         """Consider a cut for compilation; call for each call of a cut that is used."""
         if self._process is not None:
             self._call_count += 1
-            if self._call_count % CALLS_BETWEEN_LOOKS == 0 and self._process.has_ended():
+            if self._call_count % CALLS_BETWEEN_CHECKS == 0 and self._process.has_ended():
                 self._take(self._process)
             return
         is_settled = cut.priced is None or not cut.priced.wants_timed_calls
@@ -248,10 +248,10 @@ class _Compilation:
         """Return the library, and the reason if there is none."""
         with self._library, self._messages:
             self._messages.seek(0)
-            said = self._messages.read().decode(errors="replace").strip()
+            output = self._messages.read().decode(errors="replace").strip()
             if self._process.returncode != 0:
                 status = f"the compiler exited with code {self._process.returncode}"
-                return b"", said.rpartition("\n")[2] or status
+                return b"", output.rpartition("\n")[2] or status
             self._library.seek(0)
             return self._library.read(), "the compiler produced no library"
 

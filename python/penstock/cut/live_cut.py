@@ -56,7 +56,7 @@ class LiveCut:
     constants: ConstantWatch | None = None
     drawn: DrawnPrefix | None = None  # set if the prefix draws random numbers
     writes_inputs: bool = False  # to tensors that others may depend on
-    mistrusts: int = 0  # the context's count at the last comparison of this cut
+    mismatches: int = 0  # the context's count at the last comparison of this cut
     differences: list[float] = field(init=False)  # largest so far, by boundary tensor
     used_count: int = 0
     unchecked_count: int = 0  # uses since the last comparison

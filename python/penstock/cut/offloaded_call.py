@@ -19,9 +19,9 @@ import torch
 
 from penstock.compat.dynamo import (
     CAPTURE_FAILURES,
-    is_crowded,
+    allow_recapture,
+    is_near_capture_limit,
     is_skipped,
-    take_again,
     with_settings,
     wrap_inline,
 )
@@ -41,21 +41,21 @@ from penstock.cut.captured_graphs import (
     note_skipped,
     recompiled,
     refuse_repeats,
+    skip_reason,
     stamp_of,
-    why_skipped,
 )
 from penstock.cut.cut_context import CutContext, forget_user, modules_of
 from penstock.cut.cut_graph import CutGraph
 from penstock.cut.eager_comparison import (
+    HasSideEffects,
     Mode,
-    NotContained,
     Observation,
-    Observed,
+    ObservationDone,
     ProgramStamp,
     Schedule,
     observe,
 )
-from penstock.cut.still_model import StillModel
+from penstock.cut.unmoved_calls import UnmovedCalls
 from penstock.graph.capture import first_sentence
 from penstock.graph.planning import CutOptions
 from penstock.stream.batch_seeds import AllGeneratorsKept
@@ -63,8 +63,8 @@ from penstock.tracking.deferral import SAMPLED_EVERY
 from penstock.tracking.lazy_tensor import (
     LazyTensor,
     enter_model,
+    exclude_reads,
     has_lazy_in,
-    hush,
     leave_model,
     values_in,
     values_of_lazy,
@@ -84,12 +84,12 @@ class StandIn:
 
     context: CutContext
 
-    def _end_with_model_or_loader(self) -> None:
+    def _bind_lifetimes(self) -> None:
         """Free the loader's data of the model when the model is deleted, and vice versa."""
         context, this = self.context, weakref.ref(self)
         forget = functools.partial(forget_user, context.user, context.host, context.provenance)
-        self._departure = weakref.finalize(self, context.provenance.departures.append, forget)
-        self._departure.atexit = False
+        self._finalizer = weakref.finalize(self, context.provenance.pending_cleanups.append, forget)
+        self._finalizer.atexit = False
 
         def close(_: Any) -> None:
             # Module globals are cleared during Python's shutdown.
@@ -101,7 +101,7 @@ class StandIn:
 
         host = context.host()
         # The reference belongs to this object and is freed with it.
-        self._host_gone = None if host is None else weakref.ref(host, close)
+        self._host_finalizer = None if host is None else weakref.ref(host, close)
 
     @property
     def options(self) -> CutOptions:
@@ -114,7 +114,7 @@ class StandIn:
 
     def close(self) -> None:
         """Stop cutting silently, and withdraw the prefixes that workers run for this model."""
-        self._departure.detach()
+        self._finalizer.detach()
         self.context.close()
 
 
@@ -150,19 +150,21 @@ class OffloadedCall(StandIn):
         self._has_captured = False  # during this call
         self._uncaptured_calls = 0  # since the last call in which a graph ran
         # In every call, random draws have to depend on the position of the batch.
-        can_be_still = user is None and not context.options.allow_random
-        self._still = StillModel(model) if can_be_still else None
+        can_skip_calls = user is None and not context.options.allow_random
+        self._unmoved_calls = UnmovedCalls(model) if can_skip_calls else None
         self._guards_hooks = False
         self._compiled: Callable[..., Any]
         if user is not None:
             self._compiled = recompiled(model, user.with_backend(UserBackend(user)))
-            self._with_room = with_settings(self._compiled, **_ROOM)
+            self._with_raised_limit = with_settings(self._compiled, **_RAISED_LIMIT)
             # Dynamo calls modules of torch.nn through a separate frame, the same for all.
             is_torchs = type(context.target()).__module__.startswith("torch.")
             self._inlined = _code_of(wrap_inline(_code_of)) if is_torchs else None
         else:
             self._traced = _traceable(call_impl)
-            self._compiled = self._with_room = _as_eager(capturing(whole=False)(self._traced))
+            self._compiled = self._with_raised_limit = _as_eager(
+                capturing(whole=False)(self._traced)
+            )
         self._schedule: Schedule | None = None
         if user is None and is_compared:
             target = context.target  # held weakly
@@ -171,7 +173,7 @@ class OffloadedCall(StandIn):
         self._several_graphs: set[Mode] = set()  # modes in which a call is not one graph
         self._observation: Observation | None = None
         self.is_observing = False
-        self._end_with_model_or_loader()
+        self._bind_lifetimes()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_tracing():
@@ -180,16 +182,16 @@ class OffloadedCall(StandIn):
             # The code of the user's compiler remains in use.
             run = self.call_impl if self._user is None else self._compiled
             return run(*args, **kwargs)
-        if self._still is not None:
+        if self._unmoved_calls is not None:
             has_lazy = self.context.provenance.deferral is not None and has_lazy_in((args, kwargs))
-            if self._still.may_skip(self.context.lazy.is_sampling and not has_lazy):
+            if self._unmoved_calls.may_skip(self.context.lazy.is_sampling and not has_lazy):
                 if has_lazy:
                     args, kwargs = values_in((args, kwargs))
                 return self.call_impl(*args, **kwargs)
-            self.context.call_weight = self._still.weight
+            self.context.call_weight = self._unmoved_calls.weight
         else:
             self.context.call_weight = SAMPLED_EVERY if self.context.lazy.is_sampling else 1
-        run = self._with_room if self._needs_room() else self._compiled
+        run = self._with_raised_limit if self._is_near_capture_limit() else self._compiled
         if self._is_to_be_compared():
             return self._run_compared(args, kwargs)
         self._begin_run()
@@ -210,7 +212,7 @@ class OffloadedCall(StandIn):
         target = self.context.target()
         return stamp_of(target, [part for one in modules_of(target) for part in one.modules()])
 
-    def _needs_room(self) -> bool:
+    def _is_near_capture_limit(self) -> bool:
         """Return whether Dynamo's limit may prevent a capture in the next call.
 
         It counts all models of a class, including models that the program compiles; ours counts
@@ -221,10 +223,10 @@ class OffloadedCall(StandIn):
         if self._user is None:
             drop_stale(self.context.target())
         code = self._code
-        if self._is_new and code is not None and why_skipped(self.context.target()) is None:
-            take_again(code)
+        if self._is_new and code is not None and skip_reason(self.context.target()) is None:
+            allow_recapture(code)
         is_new, self._is_new = self._is_new, False
-        return is_new or (code is not None and is_crowded(code))
+        return is_new or (code is not None and is_near_capture_limit(code))
 
     def _begin_run(self) -> None:
         self._has_run_graph = self._has_run_root = self._has_captured = False
@@ -248,7 +250,7 @@ class OffloadedCall(StandIn):
         if self._is_observable():
             return True
         if schedule.has_moved(self._mode):
-            self._capture_anew()
+            self._recapture()
         schedule.done(self._mode, epoch)
         return False
 
@@ -271,7 +273,7 @@ class OffloadedCall(StandIn):
             and self._uncaptured_calls == 0
             and not is_skipped(self._traced if self._owner is None else self._owner.forward)
             and not is_broken(code)
-            and why_skipped(self.context.target()) is None
+            and skip_reason(self.context.target()) is None
         )
 
     @property
@@ -294,20 +296,20 @@ class OffloadedCall(StandIn):
         """Run the call in Python, and a captured graph for comparison."""
         for item in tree_leaves((args, kwargs)):
             if type(item) is LazyTensor:
-                hush(item)
+                exclude_reads(item)
         owner = self._owner
         if owner is None:
             return self._run_beside(self._traced, self.call_impl, args, kwargs)
         before = owner.__dict__.get("forward", _NONE)
 
-        def put_back() -> None:
+        def restore() -> None:
             if before is _NONE:
                 owner.__dict__.pop("forward", None)
             else:
                 owner.__dict__["forward"] = before
 
         def forward(*inner_args: Any, **inner_kwargs: Any) -> Any:
-            put_back()
+            restore()
             run = owner.forward
             return self._run_beside(run, run, inner_args, inner_kwargs)
 
@@ -315,7 +317,7 @@ class OffloadedCall(StandIn):
         try:
             return self.call_impl(*args, **kwargs)
         finally:
-            put_back()
+            restore()
 
     def _run_beside(
         self,
@@ -336,12 +338,12 @@ class OffloadedCall(StandIn):
         difference = None if observation is None else observation.difference(result, had)
         if observation is not None and difference is not None and observation.is_repeatable():
             if self.context.is_open:
-                self.context.give_up(schedule.spoken_reason(self._mode, difference))
+                self.context.give_up(schedule.format_reason(self._mode, difference))
         elif schedule.has_other_code(self._mode) or (
             (observation is None or difference is not None) and schedule.has_moved(self._mode)
         ):
             # Other code may have the same results and other gradients.
-            self._capture_anew()
+            self._recapture()
         schedule.done(self._mode, self.context.provenance.delivered_epoch)
         return result
 
@@ -354,7 +356,7 @@ class OffloadedCall(StandIn):
         """
         code, result = self._code, _NONE
         if code is not None:
-            take_again(code)
+            allow_recapture(code)
         self._observation, self.is_observing = None, True
         self._begin_run()
         kept = AllGeneratorsKept()  # Dynamo draws Python's numbers before the graph runs
@@ -362,7 +364,7 @@ class OffloadedCall(StandIn):
         try:
             run = _as_eager(capturing(whole=True)(traced), suppress_errors=False)
             result = run(*args, **kwargs)
-        except Observed:
+        except ObservationDone:
             pass
         except Exception:
             # No part of the program has run. If this is an error of the program, it will be raised
@@ -370,7 +372,7 @@ class OffloadedCall(StandIn):
             logger.debug("a call is not compared", exc_info=True)
         finally:
             if result is _NONE:
-                kept.put_back()
+                kept.restore()
             self.is_observing = False
             self._end_run()
         if result is not _NONE or not self._has_run_graph:
@@ -378,22 +380,22 @@ class OffloadedCall(StandIn):
         observation, self._observation = self._observation, None
         return observation, result
 
-    def _capture_anew(self) -> None:
+    def _recapture(self) -> None:
         """Have Dynamo capture the model again, since a change was detected."""
         self._recaptures += 1
         if self._recaptures > _RECAPTURES_MAX and self.context.is_open:
             self.context.give_up("the program keeps replacing functions that its forward may call")
         for graph in list(self._graphs):
             graph.drop()
-        self._let_go()
+        self._release_cuts()
         self._captures.clear()
         self._several_graphs.clear()
 
     def close(self) -> None:
         super().close()
-        self._let_go()
+        self._release_cuts()
 
-    def _let_go(self) -> None:
+    def _release_cuts(self) -> None:
         """Free the cuts. The graphs stay for other models of this kind."""
         for graph in list(self._graphs):
             graph.users.discard(self)
@@ -422,9 +424,9 @@ class OffloadedCall(StandIn):
             self._has_run_root = True
         is_observed = self.is_observing and self._has_run_root
         if not self.context.is_open:
-            self._let_go()
+            self._release_cuts()
             if is_observed:
-                raise Observed
+                raise ObservationDone
             return graph.run_whole(*inputs)
         run = self._graphs.get(graph)
         if run is None:
@@ -433,12 +435,12 @@ class OffloadedCall(StandIn):
         if is_observed:
             if not graph.is_whole_frame:
                 self._has_run_graph = False
-                raise NotContained("lines of the program run after it")
+                raise HasSideEffects("lines of the program run after it")
             if isinstance(run, CutGraph):
-                inputs = run.look_at(inputs)
+                inputs = run.examine(inputs)
             refuse_repeats(graph.module)
             self._observation = observe(graph.run_whole, inputs, graph.contained)
-            raise Observed
+            raise ObservationDone
         return run(*inputs)
 
     def _cut_of(self, graph: CapturedGraph) -> Callable[..., Any]:
@@ -455,22 +457,22 @@ class OffloadedCall(StandIn):
             note_skipped(self.context.target(), reason)
 
     def _note_run(self) -> None:
-        if self._still is not None:
+        if self._unmoved_calls is not None:
             call = self.context.call
-            is_still = not (self._has_captured or call.has_planned or call.moves)
-            self._still.note_call(is_still)
+            is_unmoved = not (self._has_captured or call.has_planned or call.moves)
+            self._unmoved_calls.note_call(is_unmoved)
         self._uncaptured_calls = 0 if self._has_run_graph else self._uncaptured_calls + 1
         if self._has_run_graph and not self._has_run_root and self._schedule is not None:
             code = self._code
             if code is not None:
                 note_broken(code)
         if self._uncaptured_calls == UNCAPTURED_CALLS_MAX and self.context.is_open:
-            self.context.plan.note_idle(self._why_uncaptured())
+            self.context.plan.note_idle(self._uncaptured_reason())
 
-    def _why_uncaptured(self) -> str:
+    def _uncaptured_reason(self) -> str:
         """Return why Dynamo captures no graph, if that can be determined."""
         target = self.context.target()
-        skipped = why_skipped(target)
+        skipped = skip_reason(target)
         if skipped is not None:
             return skipped
         return (
@@ -484,7 +486,7 @@ class OffloadedCall(StandIn):
 _NONE = object()
 # Captures are counted for each offloaded model, unlike in Dynamo, which counts all instances
 # together.
-_ROOM: dict[str, Any] = {
+_RAISED_LIMIT: dict[str, Any] = {
     "recompile_limit": _CAPTURES_OF_ALL_MAX,
     "accumulated_recompile_limit": _CAPTURES_OF_ALL_MAX,
 }
@@ -512,7 +514,7 @@ def _as_eager(compiled: Callable[..., Any], *, suppress_errors: bool = True) -> 
         trace_numpy=False,
         suppress_errors=suppress_errors,
         record_runtime_overhead=False,  # profiler marks in each graph of each call
-        **_ROOM,
+        **_RAISED_LIMIT,
     )
 
 

@@ -30,10 +30,10 @@ from penstock.cut.script_models import OffloadedScript
 from penstock.graph.plan import Plan
 from penstock.graph.planning import CutMode, CutOptions
 from penstock.graph.tolerance import Tolerance
-from penstock.loader.loader_face import innermost_loader
+from penstock.loader.loader_protocol import innermost_loader
 from penstock.loader.options import is_parallel
 from penstock.tracking.batch_origin import ProvenanceTable
-from penstock.tracking.lazy_tensor import LazyTensor, keep_advice_from_log
+from penstock.tracking.lazy_tensor import LazyTensor, hide_dynamo_advice
 from penstock.tuning.load_meter import LoadMeter, TrainerClock
 
 logger = logging.getLogger(__name__)
@@ -147,7 +147,7 @@ def offload(
             model = _without(model, former, call_of_one)
         call = _make_call(model, one, options, verify_every, compile_prefix)
         if call is not None:
-            model = _put_in_place(model, call)
+            model = _install_call(model, call)
     return model
 
 
@@ -158,7 +158,7 @@ def _make_call(
 
     Return None, with a warning, if no call can be moved.
     """
-    with _as_it_was(model) as bare:
+    with _without_offload(model) as bare:
         reason = _refusal(bare, loader)
         if reason is not None:
             logger.warning("penstock: offload has no effect: %s", reason)
@@ -179,7 +179,7 @@ def _make_call(
         if isinstance(bare, _SCRIPTS):
             return OffloadedScript(context, bare, bare)
         if user is None:
-            keep_advice_from_log()
+            hide_dynamo_advice()
         if compile_prefix:
             context.prefixes.compile()
         if options.mode == "auto" and not options.allow_random and user is None:
@@ -187,13 +187,13 @@ def _make_call(
             context.repricer = _repricer(bare, loader, context)
         if not isinstance(bare, torch.nn.Module):
             return OffloadedCall(context, bare, bare, user)
-        former = bare.__dict__.get(_place_of_call(bare))
+        former = bare.__dict__.get(_call_attribute(bare))
         call_impl = module_call(bare) if former is None else former
         return OffloadedCall(context, call_impl, bare, user, former)
 
 
 @contextlib.contextmanager
-def _as_it_was(model: Any) -> Iterator[Any]:
+def _without_offload(model: Any) -> Iterator[Any]:
     """Yield the model without `offload`, for the duration of the context."""
     call = offloaded_call(model)
     if call is None:
@@ -201,7 +201,7 @@ def _as_it_was(model: Any) -> Iterator[Any]:
     elif not isinstance(model, torch.nn.Module):
         yield call.call_impl
     else:
-        place = _place_of_call(model)
+        place = _call_attribute(model)
         model.__dict__[place] = call.former
         try:
             yield model
@@ -209,17 +209,17 @@ def _as_it_was(model: Any) -> Iterator[Any]:
             model.__dict__[place] = call
 
 
-def _put_in_place(model: Any, call: OffloadedCall | OffloadedScript) -> Any:
+def _install_call(model: Any, call: OffloadedCall | OffloadedScript) -> Any:
     """Install `call` where `model` is called, in addition to the calls of other loaders."""
     former = offloaded_call(model)
     if former is None:
         if not isinstance(model, torch.nn.Module):
-            return _standing_for(model, call)
+            return _wrap_function(model, call)
         # TorchScript does not use this attribute: it calls the module's program.
-        model.__dict__[_place_of_call(model)] = call
+        model.__dict__[_call_attribute(model)] = call
         return model
-    if not isinstance(former, SeveralLoaders):
-        former = SeveralLoaders(former)
+    if not isinstance(former, LoaderDispatch):
+        former = LoaderDispatch(former)
         _replace(model, former)
     former.add(call)
     return model
@@ -227,7 +227,7 @@ def _put_in_place(model: Any, call: OffloadedCall | OffloadedScript) -> Any:
 
 def _call_for(call: Any, loader: Any) -> Any:
     """Return the part of a model's stand-in that belongs to a loader, or None."""
-    if isinstance(call, SeveralLoaders):
+    if isinstance(call, LoaderDispatch):
         return call.call_for(loader)
     return call if call.context.host() is loader else None
 
@@ -242,7 +242,7 @@ def _without(model: Any, call: Any, own: Any) -> Any:
 
 def _replace(model: Any, call: Any) -> None:
     if isinstance(model, torch.nn.Module):
-        model.__dict__[_place_of_call(model)] = call
+        model.__dict__[_call_attribute(model)] = call
     else:
         setattr(model, _CALL, call)
 
@@ -297,21 +297,21 @@ def detach(model: M) -> M:
         return model
     call.close()
     if isinstance(model, torch.nn.Module):
-        model.__dict__[_place_of_call(model)] = call.former
+        model.__dict__[_call_attribute(model)] = call.former
         return model
     return call.call_impl  # type: ignore[return-value]
 
 
-def offloaded_call(model: Any) -> OffloadedCall | OffloadedScript | SeveralLoaders | None:
+def offloaded_call(model: Any) -> OffloadedCall | OffloadedScript | LoaderDispatch | None:
     """Return the callable by which `offload` replaced a module's call or a function, or None."""
     if isinstance(model, torch.nn.Module):
-        call = model.__dict__.get(_place_of_call(model))
+        call = model.__dict__.get(_call_attribute(model))
     else:
         call = getattr(model, _CALL, None)
-    return call if isinstance(call, (OffloadedCall, OffloadedScript, SeveralLoaders)) else None
+    return call if isinstance(call, (OffloadedCall, OffloadedScript, LoaderDispatch)) else None
 
 
-class SeveralLoaders(StandIn):
+class LoaderDispatch(StandIn):
     """Replaces the call of a model that is used with several loaders.
 
     Confined to the training thread.
@@ -383,13 +383,13 @@ def _is_of(provenance: ProvenanceTable, tensor: torch.Tensor) -> bool:
     return provenance.lookup(tensor) is not None
 
 
-def _place_of_call(model: torch.nn.Module) -> str:
+def _call_attribute(model: torch.nn.Module) -> str:
     """Return the attribute whose function is called in place of the module's forward."""
     has_own = isinstance(model, (OptimizedModule, torch.jit.ScriptModule))
     return "forward" if has_own else COMPILED_CALL
 
 
-def _standing_for(function: M, call: OffloadedCall | OffloadedScript) -> M:
+def _wrap_function(function: M, call: OffloadedCall | OffloadedScript) -> M:
     @functools.wraps(function)
     def offloaded(*args: Any, **kwargs: Any) -> Any:
         return getattr(offloaded, _CALL)(*args, **kwargs)

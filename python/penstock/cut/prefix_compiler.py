@@ -43,7 +43,7 @@ class CompileJob:
     leaves: list[tuple[int, torch.Tensor]]  # placeholder, and the batch's tensor, without values
 
 
-class OfLeaves(nn.Module):
+class LeafModule(nn.Module):
     """Calls a captured graph with the batch's tensors and the other inputs of its capture."""
 
     def __init__(self, job: CompileJob) -> None:
@@ -80,7 +80,7 @@ def compile_job(job: CompileJob, folder: str) -> bytes:
     )
     torch.set_num_threads(1)  # this is compiled into the code
     with torch.no_grad():
-        exported = torch.export.export(OfLeaves(job), examples, strict=False)
+        exported = torch.export.export(LeafModule(job), examples, strict=False)
         path = compile_ahead(exported.module(), examples, folder + "/prefix.so")
     for source in Path(folder).rglob("*.cpp"):
         if CALL_BY_NAME in source.read_text():

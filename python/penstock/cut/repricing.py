@@ -33,9 +33,9 @@ class Repricer:
         self._meter = meter
         self._clock = clock
         self._native = _C.Repricer(meter.native)
-        self._left: LiveCut | None = None  # by the newest change
+        self._previous: LiveCut | None = None  # by the newest change
 
-    def note_odd_step(self) -> None:
+    def skip_step(self) -> None:
         """Note that this step included planning or a comparison."""
         self._meter.native.skip()
 
@@ -57,7 +57,7 @@ class Repricer:
             self._meter.native.forget()
         return results
 
-    def look_at(self, cut: LiveCut, weight: int = 1) -> Change | None:
+    def examine(self, cut: LiveCut, weight: int = 1) -> Change | None:
         """Note a call of a cut, or a call that represents `weight` calls; call for each.
 
         Return the cut that replaces it, if another promises to be better, or has been.
@@ -70,13 +70,13 @@ class Repricer:
             logger.debug("measured %s", self._native)
         change = self._native.change_of(cut.priced)
         _show(cut)
-        return self._left if change is True else change
+        return self._previous if change is True else change
 
     def changed(self, old: LiveCut, new: LiveCut, where: str) -> None:
         """Note that one cut was replaced by another, which is in force from the next batches on."""
         assert old.priced is not None and new.priced is not None
         is_back = self._native.changed(old.priced, new.priced)
-        self._left = old
+        self._previous = old
         _show(new)
         measured, price = self._native.measured, new.plan.priced
         promised = f"{price.step_s * 1e3:.3g} ms" if price is not None else "shorter"

@@ -57,7 +57,7 @@ class OffloadedScript(StandIn):
         self._cuts: list[ScriptCut] = []
         self._refusals = 0
         self._constant_changes = 0
-        self._end_with_model_or_loader()
+        self._bind_lifetimes()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_tracing():
@@ -257,7 +257,7 @@ class OffloadedScript(StandIn):
             }
         )
         if wrong:
-            self.context.mistrusts += 1
+            self.context.mismatches += 1
             self.context.give_up(
                 f"the workers' result of {', '.join(wrong)} differs from the trainer's own in "
                 f"batch {handle.sequence} of epoch {handle.epoch}. "
@@ -290,7 +290,7 @@ class OffloadedScript(StandIn):
             model = self._model
             held: list[torch.Tensor] = []
             if isinstance(model, torch.nn.Module):
-                model = _twin(model)
+                model = _copy_of_model(model)
                 held = [*model.parameters(), *model.buffers()]
             return Side(lambda tensors: part.run(model, call.with_tensors(tensors), more), held)
 
@@ -313,16 +313,16 @@ class OffloadedScript(StandIn):
         self._note_change()
 
 
-def _twin(model: torch.nn.Module) -> Any:
+def _copy_of_model(model: torch.nn.Module) -> Any:
     """Return a copy with separate parameters.
 
     With gradients on, TorchScript would copy them as results of the model's parameters.
     """
     with torch.no_grad():
-        twin = copy.deepcopy(model)
-    for ours, theirs in zip(twin.parameters(), model.parameters(), strict=True):
+        model_copy = copy.deepcopy(model)
+    for ours, theirs in zip(model_copy.parameters(), model.parameters(), strict=True):
         ours.requires_grad_(theirs.requires_grad)
-    return twin
+    return model_copy
 
 
 @contextlib.contextmanager

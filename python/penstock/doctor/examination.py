@@ -21,28 +21,28 @@ from penstock.tuning.advice import (
     Advice,
     advise,
     best_first,
-    note_on,
     possible_settings,
+    side_effects_of,
 )
 from penstock.tuning.limiting import WAITING_SHARE_MIN, Limit
 from penstock.tuning.observation import (
     LoaderSettings,
     Observation,
-    spoken_bytes,
-    spoken_share,
-    spoken_time,
+    format_bytes,
+    format_share,
+    format_time,
 )
 
 # Settings whose predicted time is at most this much above the fastest measured one may still be
 # faster: the model is incomplete.
-_HOPE_SHARE = 0.10
+_CANDIDATE_MARGIN = 0.10
 # If no setting promises a gain of at least this share, the program is left alone.
 _GAIN_MIN = 0.03
 # Two measurements of the same settings may differ by this share.
 _NOISE_SHARE = 0.02
 
 Run = Callable[[LoaderSettings, LoaderSettings, int], RunResult]
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 _COLUMNS = 96
 
 
@@ -73,11 +73,11 @@ class NotExaminable(PenstockError):
     """The program cannot be examined; the message is the reason."""
 
 
-def first_look(result: RunResult) -> Examination:
+def examine_first_run(result: RunResult) -> Examination:
     """Examine the first run. Raises NotExaminable if it showed no loader in use."""
     busiest = result.busiest
     if busiest is None:
-        raise NotExaminable(why_nothing_was_seen(result))
+        raise NotExaminable(failure_reason(result))
     seen = replace(busiest.observation, movable_s=result.movable_s)
     return Examination(
         busiest.number,
@@ -105,7 +105,7 @@ def is_worth_a_plan(found: Examination) -> bool:
 
 
 def try_changes(
-    found: Examination, run: Run, trials_max: int, allow_reordering: bool, say: Say
+    found: Examination, run: Run, trials_max: int, allow_reordering: bool, log: Log
 ) -> None:
     """Try the most promising settings, at most ``trials_max``, and add the trials to ``found``."""
     seen = {found.base.settings: found.base}
@@ -117,10 +117,10 @@ def try_changes(
             return
         predicted_s, settings = choice
         number = len(found.trials) + 1
-        words = settings.spoken_changes_from(found.base.settings)
-        say(f"trial {number} of at most {trials_max}: {words}")
+        words = settings.format_changes_from(found.base.settings)
+        log(f"trial {number} of at most {trials_max}: {words}")
         trial, result = _tried(found, run, settings, predicted_s)
-        if trial.measured_step_s is None and number == 1 and _fails_unchanged(found, run, say):
+        if trial.measured_step_s is None and number == 1 and _fails_unchanged(found, run, log):
             found.cannot_repeat = cannot_repeat(trial.failure, result)
             return
         found.trials.append(trial)
@@ -159,7 +159,7 @@ def _next_settings(
     near = [
         (predicted_s, one)
         for predicted_s, one in rated
-        if predicted_s <= found.best_step_s * (1 + _HOPE_SHARE)
+        if predicted_s <= found.best_step_s * (1 + _CANDIDATE_MARGIN)
         and not any(_fails_alike(one, other, found.base.settings) for other in failed)
     ]
     better = [one for one in near if one[0] <= found.best_step_s * (1 - SAME_SHARE)]
@@ -234,7 +234,7 @@ def _tried(
         return Trial(settings, predicted_s, None, f"{result.error_type}: {result.error}"), result
     observation = _observation_of(result, found)
     if observation is None:
-        return Trial(settings, predicted_s, None, why_nothing_was_seen(result)), result
+        return Trial(settings, predicted_s, None, failure_reason(result)), result
     return Trial(settings, predicted_s, observation.whole_step_s), result
 
 
@@ -245,13 +245,13 @@ def _observation_of(result: RunResult, found: Examination) -> Observation | None
     return None
 
 
-def _fails_unchanged(found: Examination, run: Run, say: Say) -> bool:
-    say("the trial failed; running the program unchanged once more")
+def _fails_unchanged(found: Examination, run: Run, log: Log) -> bool:
+    log("the trial failed; running the program unchanged once more")
     trial, _ = _tried(found, run, found.base.settings, found.base.whole_step_s)
     return trial.measured_step_s is None
 
 
-def why_nothing_was_seen(result: RunResult) -> str:
+def failure_reason(result: RunResult) -> str:
     if result.has_asked_input and (result.error or not result.loaders):
         return (
             "the program reads from standard input, which is empty because doctor runs the "
@@ -296,18 +296,18 @@ def diagnosis_text(found: Examination) -> str:
         *table(["stage", "time per batch", "at most", "busy"], stage_rows(base)),
     ]
     waiting = sorted(base.waiting.items(), key=lambda one: -one[1])
-    told = [
-        f"{spoken_time(seconds)} for {PARTS[name]}"
+    parts = [
+        f"{format_time(seconds)} for {PARTS[name]}"
         for name, seconds in waiting
         if seconds > 0.01 * base.step_s
     ]
     lines += ["", "The program waits for "
-              f"{spoken_share(base.waiting_s / max(base.step_s, 1e-12))} of a step of "
-              f"{spoken_time(base.whole_step_s)}"
-              + (f": {', '.join(told)}." if told else ".")]  # fmt: skip
+              f"{format_share(base.waiting_s / max(base.step_s, 1e-12))} of a step of "
+              f"{format_time(base.whole_step_s)}"
+              + (f": {', '.join(parts)}." if parts else ".")]  # fmt: skip
     if found.movable_calls:
         rows = [
-            [call.operator, call.device or "CPU", spoken_time(call.seconds)]
+            [call.operator, call.device or "CPU", format_time(call.seconds)]
             for call in found.movable_calls
         ]
         lines += ["", *table(["call that workers could run", "runs on", "time per batch"], rows)]
@@ -319,12 +319,13 @@ def changes_text(found: Examination) -> str:
     base = found.base
     lines = []
     if found.trials:
-        rows = [["unchanged", "", spoken_time(base.whole_step_s), _rate(base.whole_step_s)]]
+        rows = [["unchanged", "", format_time(base.whole_step_s), _rate(base.whole_step_s)]]
         rows += [_trial_row(found, trial) for trial in found.trials]
         lines += table(["change", "predicted step", "measured", "steps/s"], rows)
         failures = [trial for trial in found.trials if trial.failure]
         lines += [
-            f"{_words(found, trial)} failed: {trial.failure.splitlines()[0]}" for trial in failures
+            f"{_format_change(found, trial)} failed: {trial.failure.splitlines()[0]}"
+            for trial in failures
         ]
         lines.append("")
     if found.cannot_repeat:
@@ -355,7 +356,7 @@ def stage_rows(seen: Observation) -> list[list[str]]:
             continue
         busy = min(1.0, seconds / count / max(seen.whole_step_s, 1e-12))
         rows.append(
-            [name, spoken_time(seconds), f"{count / seconds:.3g} batches/s", spoken_share(busy)]
+            [name, format_time(seconds), f"{count / seconds:.3g} batches/s", format_share(busy)]
         )
     return rows
 
@@ -383,7 +384,7 @@ def as_record(found: Examination) -> dict[str, Any]:
         ],
         "trials": [
             {
-                "change": trial.settings.spoken_changes_from(base.settings),
+                "change": trial.settings.format_changes_from(base.settings),
                 "settings": asdict(trial.settings),
                 "predicted_step_s": trial.predicted_step_s,
                 "measured_step_s": trial.measured_step_s,
@@ -416,12 +417,12 @@ def _advice_lines(found: Examination) -> list[str]:
     if advice is not None:
         gain = base.whole_step_s / max(found.best_step_s, 1e-12)
         lines += [
-            f"Advice: a step takes {spoken_time(found.best_step_s)} instead of "
-            f"{spoken_time(base.whole_step_s)} ({gain:.2g} times as fast) with",
+            f"Advice: a step takes {format_time(found.best_step_s)} instead of "
+            f"{format_time(base.whole_step_s)} ({gain:.2g} times as fast) with",
             "",
             *(f"    {line}" for line in advice.splitlines()),
         ]
-        if note := note_on(base, found.best):
+        if note := side_effects_of(base, found.best):
             lines += ["", *_wrapped(note)]
     elif found.trials:
         lines.append(
@@ -437,7 +438,7 @@ def _advice_lines(found: Examination) -> list[str]:
         lines += ["", "Not tried:" if found.trials else "Suggestions:"]
         for change in named:
             promise = (
-                f" (predicted step: {spoken_time(change.predicted_step_s)})"
+                f" (predicted step: {format_time(change.predicted_step_s)})"
                 if change.predicted_step_s is not None
                 else ""
             )
@@ -445,23 +446,23 @@ def _advice_lines(found: Examination) -> list[str]:
             lines += _wrapped(f"  - {change.text}{promise}.{note}", "    ")
     if base.memory_free_bytes is not None and base.batch_bytes > 0:
         ahead = found.best.ahead
-        lines += ["", f"Batches of {spoken_bytes(base.batch_bytes)}, {ahead} ahead; "
-                  f"{spoken_bytes(base.memory_free_bytes)} of memory are free."]  # fmt: skip
+        lines += ["", f"Batches of {format_bytes(base.batch_bytes)}, {ahead} ahead; "
+                  f"{format_bytes(base.memory_free_bytes)} of memory are free."]  # fmt: skip
     return lines
 
 
 def _trial_row(found: Examination, trial: Trial) -> list[str]:
     measured = trial.measured_step_s
     return [
-        _words(found, trial),
-        spoken_time(trial.predicted_step_s),
-        "failed" if measured is None else spoken_time(measured),
+        _format_change(found, trial),
+        format_time(trial.predicted_step_s),
+        "failed" if measured is None else format_time(measured),
         "" if measured is None else _rate(measured),
     ]
 
 
-def _words(found: Examination, trial: Trial) -> str:
-    return trial.settings.spoken_changes_from(found.base.settings)
+def _format_change(found: Examination, trial: Trial) -> str:
+    return trial.settings.format_changes_from(found.base.settings)
 
 
 def _rate(seconds: float) -> str:

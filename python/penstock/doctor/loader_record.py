@@ -26,7 +26,7 @@ from penstock.loader.stats import (
     settings_of,
     takes_threads,
 )
-from penstock.loader.step_times import WAITING_PARTS, FieldSums, PastWork, StepTimes
+from penstock.loader.step_times import WAITING_PARTS, FieldSums, StepTimes, WorkTimes
 from penstock.tracking.leaves import flatten_batch
 from penstock.tuning.limiting import SLOW_SAMPLE_RATIO
 from penstock.tuning.observation import MadeBatch, Observation
@@ -39,7 +39,7 @@ from penstock.tuning.process_resources import (
 )
 
 _RECORDS_MAX = 4096  # batches of an iterator that are recorded individually
-_TOLD_MAX = 512  # batches of an observation that are listed individually
+_LISTED_BATCHES_MAX = 512  # batches of an observation that are listed individually
 _WARM_S = 2.0
 _SECONDS_MIN = 1.5  # of a measurement, however fast the steps are
 _SHOWN_SAMPLES = 5
@@ -93,7 +93,7 @@ class LoaderRecord:
         self._last_delay_s = 0.0
         self._cpu = WorkerCpu()
         self._records: list[dict[str, Any]] = []
-        self._work = PastWork()
+        self._work = WorkTimes()
         self._slow: dict[tuple[int, int, int], float] = {}
         self._batch_bytes = 0.0
 
@@ -315,7 +315,7 @@ class LoaderRecord:
         computes = [two.called_at - one.returned_at for one, two in pairs]
         if is_in_process:
             making = [two.returned_at - two.called_at for _, two in pairs]
-            return tuple(map(MadeBatch, making[:_TOLD_MAX], computes))
+            return tuple(map(MadeBatch, making[:_LISTED_BATCHES_MAX], computes))
         given = [one.returned_at for one, _ in pairs]
         usual_s, mean_s = dataset_s / self._facts["batch_samples"], _mean(computes)
         made = []
@@ -333,7 +333,7 @@ class LoaderRecord:
                     max(0.0, slowest_s - usual_s) if is_slow else 0.0,
                 )
             )
-        return tuple(made[:_TOLD_MAX])
+        return tuple(made[:_LISTED_BATCHES_MAX])
 
     def _start_s(self) -> float:
         """Return the duration of an epoch's start. The first start is a cold one, and is used only

@@ -20,7 +20,7 @@ import torch
 from penstock.compat.iterators import BaseIterator
 from penstock.compat.modules import Patch
 from penstock.doctor.loader_record import LoaderRecord
-from penstock.doctor.program_runs import LoaderSeen, RunOrders, RunResult
+from penstock.doctor.program_runs import ObservedLoader, RunRequest, RunResult
 from penstock.loader import dataloader
 from penstock.tracking.leaves import flatten_batch
 
@@ -40,7 +40,7 @@ class LoaderWatch:
     """A context in which the program runs. ``report`` is called with the result as soon as it is
     available. Processes started by the program are not watched."""
 
-    def __init__(self, orders: RunOrders, report: Callable[[RunResult], None]) -> None:
+    def __init__(self, orders: RunRequest, report: Callable[[RunResult], None]) -> None:
         self.is_stopped = False
         self._orders = orders
         self._report = report
@@ -121,7 +121,7 @@ class LoaderWatch:
         for record in self._records.values():
             found = record.observation(iterator if record is reading else None)
             if found is not None:
-                seen.append(LoaderSeen(record.number, record.dataset, found))
+                seen.append(ObservedLoader(record.number, record.dataset, found))
         return RunResult(tuple(seen), is_stopped=self.is_stopped)
 
     def _record_of(

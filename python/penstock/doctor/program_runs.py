@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the program in a separate process, with everything that it starts, and ends all of them.
 
-`RunOrders` is the request for a run, and `RunResult` its report: JSON that is sent to the process
+`RunRequest` is the request for a run, and `RunResult` its report: JSON that is sent to the process
 and back.
 """
 
@@ -57,7 +57,7 @@ class ProgramRuns:
         with tempfile.TemporaryDirectory(prefix="penstock-doctor-") as folder:
             read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
             try:
-                orders = RunOrders(
+                orders = RunRequest(
                     write_fd,
                     folder,
                     self._steps,
@@ -70,20 +70,20 @@ class ProgramRuns:
                 output = Path(folder) / "output"
                 process = self._start(orders, output, write_fd)
                 write_fd = _closed(write_fd)
-                text, is_hurried = b"", True
+                text, is_unfinished = b"", True
                 try:
-                    text, is_hurried = self._wait(process, read_fd)
+                    text, is_unfinished = self._wait(process, read_fd)
                 finally:
-                    _end(process, is_hurried)
+                    _end(process, is_unfinished)
             finally:
                 os.close(read_fd)
                 if write_fd >= 0:
                     os.close(write_fd)
             if not text.endswith(b"\n"):
-                raise PenstockError(self._without_result(process.returncode, is_hurried, output))
+                raise PenstockError(self._without_result(process.returncode, is_unfinished, output))
             return RunResult.of_json(text.decode())
 
-    def _start(self, orders: RunOrders, output: Path, write_fd: int) -> subprocess.Popen[bytes]:
+    def _start(self, orders: RunRequest, output: Path, write_fd: int) -> subprocess.Popen[bytes]:
         with open(output, "wb") as stream:
             return subprocess.Popen(
                 self._command,
@@ -113,7 +113,7 @@ class ProgramRuns:
 
     def _without_result(self, code: int, is_late: bool, output: Path) -> str:
         lines = output.read_text(errors="replace").splitlines()[-_SHOWN_LINES:]
-        told = "".join(f"\n  {line}" for line in lines) or " none"
+        printed = "".join(f"\n  {line}" for line in lines) or " none"
         if is_late:
             how = (
                 f"did not deliver enough batches within {self._timeout_s:g} s and was ended; "
@@ -123,7 +123,7 @@ class ProgramRuns:
             how = f"was killed by {signal.Signals(-code).name}"
         else:
             how = f"ended with exit code {code} before its loaders were observed"
-        return f"the program {how}; its last output:{told}"
+        return f"the program {how}; its last output:{printed}"
 
 
 def end_with_parent() -> None:
@@ -133,11 +133,11 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _end(process: subprocess.Popen[bytes], is_hurried: bool) -> None:
+def _end(process: subprocess.Popen[bytes], is_unfinished: bool) -> None:
     """End the program and the processes of its session, and wait for them."""
     group = process.pid
     stages = ((0, _END_S), (signal.SIGTERM, _TERM_S), (signal.SIGKILL, _TERM_S))
-    if is_hurried:
+    if is_unfinished:
         stages = ((signal.SIGINT, _TERM_S), *stages[1:])
     try:
         for number, wait_s in stages:
@@ -201,7 +201,7 @@ def _closed(descriptor: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class RunOrders:
+class RunRequest:
     """The orders for a run. ``loader`` is the number of the loader that the ``overrides`` apply to,
     in the order in which the program creates its loaders; None if there are no overrides, and any
     loader is measured."""
@@ -219,14 +219,14 @@ class RunOrders:
         return json.dumps(asdict(self))
 
     @staticmethod
-    def of_environment() -> RunOrders:
+    def of_environment() -> RunRequest:
         """Remove the orders from the environment, so that programs started by this one have none,
         and return them."""
-        return RunOrders(**json.loads(os.environ.pop(ORDERS_VARIABLE)))
+        return RunRequest(**json.loads(os.environ.pop(ORDERS_VARIABLE)))
 
 
 @dataclass(frozen=True, slots=True)
-class LoaderSeen:
+class ObservedLoader:
     """A loader of the program: its number, its dataset's name and its observation."""
 
     number: int
@@ -249,7 +249,7 @@ class RunResult:
     """The report of a run. ``error`` is the text of the exception that ended the program, and
     ``error_type`` its type. ``is_stopped`` is False for a program that ended by itself."""
 
-    loaders: tuple[LoaderSeen, ...] = ()
+    loaders: tuple[ObservedLoader, ...] = ()
     error_type: str = ""
     error: str = ""
     is_stopped: bool = False
@@ -259,10 +259,10 @@ class RunResult:
     plan_refusal: str = ""
 
     @property
-    def busiest(self) -> LoaderSeen | None:
+    def busiest(self) -> ObservedLoader | None:
         """Return the loader that took most of the time."""
 
-        def seconds(one: LoaderSeen) -> float:
+        def seconds(one: ObservedLoader) -> float:
             return one.observation.steps * one.observation.whole_step_s
 
         return max(self.loaders, key=seconds, default=None)
@@ -274,7 +274,7 @@ class RunResult:
     def of_json(text: str) -> RunResult:
         record = json.loads(text)
         record["loaders"] = tuple(
-            LoaderSeen(one["number"], one["dataset"], _observation(one["observation"]))
+            ObservedLoader(one["number"], one["dataset"], _observation(one["observation"]))
             for one in record["loaders"]
         )
         record["movable_calls"] = tuple(MovableCall(**one) for one in record["movable_calls"])

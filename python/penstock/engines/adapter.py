@@ -23,19 +23,19 @@ from functools import partial
 from typing import Any
 
 from penstock import _pool
-from penstock.engines.engine import Engine, EngineRefusal, EngineTrouble, WorkerState
+from penstock.engines.engine import Engine, EngineError, EngineRefusal, WorkerState
 from penstock.engines.journal import Journal
 from penstock.engines.worker_keys import WorkerKeys
 from penstock.errors import PenstockError
 from penstock.pool.worker_spec import DRAIN_GRACE_S
 
-TURN_S = 1.0
+POLL_S = 1.0
 _CALL_LIMIT_S = 15.0
 _ASK_LIMIT_S = 3.0
-_SPENT_NOTED_S = 10.0
+_SPENT_INTERVAL_S = 10.0
 _SPAWNED_SHOWN_S = 5.0  # an engine must list a requested worker by then
-_YOUNG_S = 10.0  # a worker that ends by itself earlier has failed to start
-_END_PATIENCE_S = 60.0  # with an engine that does not answer while the pool is to end
+_START_FAILURE_S = 10.0  # a worker that ends by itself earlier has failed to start
+_END_TIMEOUT_S = 60.0  # with an engine that does not answer while the pool is to end
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class AdapterLimits:
 
 
 class Adapter:
-    """Confined to one thread. ``say`` is called with sentences for the log. ``worker_keys`` follow
+    """Confined to one thread. ``log`` is called with sentences for the log. ``worker_keys`` follow
     ``key_folder``, which belongs to the operator."""
 
     def __init__(
@@ -62,7 +62,7 @@ class Adapter:
         limits: AdapterLimits,
         controller: str,
         key_folder: str | None,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
         worker_keys: WorkerKeys | None = None,
     ) -> None:
         self._engine = engine
@@ -70,7 +70,7 @@ class Adapter:
         self._limits = limits
         self._controller = controller
         self._key_folder = key_folder
-        self._say = say
+        self._log = log
         self._call = BoundedCalls(engine.title, _CALL_LIMIT_S)
         self._adapter_id = _pool.draw_identity()
         self._refusal_count = 0
@@ -79,57 +79,57 @@ class Adapter:
         self._seen_at: dict[str, float] | None = None  # when the engine first listed a worker
         self._asked_at: dict[str, float] = {}  # of names that the engine does not list yet
         self._end_at: dict[str, float] = {}  # the end of a stopped worker's grace period
-        self._told = ""
+        self._last_message = ""
         # State that must be on disk before a worker is started.
-        self._kept: list[Journal | WorkerKeys] = [journal]
+        self._persisted: list[Journal | WorkerKeys] = [journal]
         if worker_keys is not None:
-            self._kept.append(worker_keys)
-        self._is_kept = True  # as last reported
-        self._end_mute_since: float | None = None  # the engine, while the pool is to end
+            self._persisted.append(worker_keys)
+        self._is_persisted = True  # as last reported
+        self._end_unanswered_since: float | None = None  # the engine, while the pool is to end
         self._counted_at: float | None = None
         self._running_count = 0
         self._noted_at = time.monotonic()
         self._spent_ms = float(journal.spent_worker_ms)
 
-    def turn(self, *, is_to_end: bool = False) -> bool:
+    def run_once(self, *, is_to_end: bool = False) -> bool:
         """Run one turn. Return False when the pool has ended: no worker is left. With
         ``is_to_end``, it ends regardless of the controller. Raise PenstockError if the pool is to
-        end and the engine has not answered for _END_PATIENCE_S."""
-        for one in self._kept:
+        end and the engine has not answered for _END_TIMEOUT_S."""
+        for one in self._persisted:
             one.catch_up()
-        has_more = self._turn(is_to_end)
-        self._tell_what_is_not_kept()
+        has_more = self._run_once(is_to_end)
+        self._report_persistence()
         return has_more
 
-    def _turn(self, is_to_end: bool) -> bool:
+    def _run_once(self, is_to_end: bool) -> bool:
         trouble = ""
         workers: dict[str, WorkerState] | None = None
         try:
             workers = self._list()
-        except EngineTrouble as error:
+        except EngineError as error:
             trouble = str(error)
-        self._tell(trouble)
+        self._report(trouble)
         orders = self._ask(workers or {}, trouble)
         is_to_end = is_to_end or (orders is not None and orders.is_to_end)
         if workers is None:
             if is_to_end:
-                self._check_patience(trouble)
+                self._check_end_timeout(trouble)
             return True
-        self._end_mute_since = None
+        self._end_unanswered_since = None
         stops = set(workers) if is_to_end else set(orders.stops if orders else ())
         try:
             self._stop(stops & workers.keys())
-            if orders is not None and not is_to_end and not self._kept_trouble():
+            if orders is not None and not is_to_end and not self._persistence_error():
                 self._spawn(orders.wanted_count - self._present_count(workers, stops))
-        except EngineTrouble as error:
-            self._tell(str(error))
+        except EngineError as error:
+            self._report(str(error))
         return not (is_to_end and not workers and not self._asked_at)
 
-    def _check_patience(self, trouble: str) -> None:
+    def _check_end_timeout(self, trouble: str) -> None:
         now = time.monotonic()
-        if self._end_mute_since is None:
-            self._end_mute_since = now
-        if now - self._end_mute_since >= _END_PATIENCE_S:
+        if self._end_unanswered_since is None:
+            self._end_unanswered_since = now
+        if now - self._end_unanswered_since >= _END_TIMEOUT_S:
             raise PenstockError(
                 f"the pool ends, but workers may be left: {trouble}; once the engine answers, "
                 "start `penstock up` again with the same --state, and then stop it"
@@ -145,7 +145,7 @@ class Adapter:
                 del self._asked_at[name]
                 self._note_failed_start(name, "was started, but the engine does not list it")
         self._note_failed_starts(workers, now)
-        if self._granted_at is not None and now - self._granted_at >= _YOUNG_S:
+        if self._granted_at is not None and now - self._granted_at >= _START_FAILURE_S:
             self._refusal = ""
         for name in [*self._journal.stopped_at]:
             if name in workers:
@@ -157,7 +157,7 @@ class Adapter:
             self._spent_ms += 1e3 * (now - self._counted_at) * self._running_count
         self._counted_at = now
         self._running_count = len(workers)
-        if now - self._noted_at >= _SPENT_NOTED_S:
+        if now - self._noted_at >= _SPENT_INTERVAL_S:
             self._noted_at = now
             self._journal.note_spent(int(self._spent_ms))
         return workers
@@ -172,15 +172,15 @@ class Adapter:
         }
         for name in (before or {}).keys() - workers.keys() - self._journal.stopped_at.keys():
             age_s = now - (before or {})[name]
-            if age_s < _YOUNG_S:
+            if age_s < _START_FAILURE_S:
                 self._note_failed_start(name, f"ended {age_s:.0f} s after its start")
 
     def _note_failed_start(self, name: str, what: str) -> None:
-        words = self._engine.last_words(name)
+        words = self._engine.last_log_line(name)
         self._note_refusal(
             f"worker {name} {what}" + (f"; its last output: {words}" if words else "")
         )
-        self._tell(self._refusal)
+        self._report(self._refusal)
 
     def _ask(self, workers: dict[str, WorkerState], trouble: str) -> Any:
         """Return the controller's orders; None, for no change, if it does not answer."""
@@ -197,7 +197,7 @@ class Adapter:
         report.budget_micros = int(1e6 * (limits.budget or 0))
         report.spent_worker_ms = int(self._spent_ms)
         report.refusal_count = self._refusal_count
-        report.refusal = self._kept_trouble() or self._refusal
+        report.refusal = self._persistence_error() or self._refusal
         report.trouble = trouble
         asked = dict.fromkeys(self._asked_at, WorkerState.STARTING)
         report.workers = [
@@ -206,7 +206,7 @@ class Adapter:
         try:
             return _pool.report_scale(self._controller, self._key_folder, report, _ASK_LIMIT_S)
         except PenstockError as error:
-            self._tell(f"no orders from the controller: {error}")
+            self._report(f"no orders from the controller: {error}")
             return None
 
     def _present_count(self, workers: dict[str, WorkerState], stops: set[str]) -> int:
@@ -246,13 +246,13 @@ class Adapter:
             for name in names[error.granted_count :]:
                 del self._asked_at[name]
             self._note_refusal(str(error))
-            self._tell(
+            self._report(
                 f"the engine {self._engine.title} started {error.granted_count} of {count} "
                 f"workers: {error}"
             )
-        except EngineTrouble as error:  # the engine's next list shows which ones were started
+        except EngineError as error:  # the engine's next list shows which ones were started
             self._note_refusal(str(error))
-            self._tell(str(error))
+            self._report(str(error))
         else:
             self._granted_at = now
 
@@ -261,22 +261,22 @@ class Adapter:
         self._granted_at = None
         self._refusal = reason
 
-    def _tell(self, sentence: str) -> None:
-        if sentence and sentence != self._told:
-            self._say(sentence)
-        self._told = sentence or self._told
+    def _report(self, sentence: str) -> None:
+        if sentence and sentence != self._last_message:
+            self._log(sentence)
+        self._last_message = sentence or self._last_message
 
-    def _kept_trouble(self) -> str:
-        return next((one.trouble for one in self._kept if one.trouble), "")
+    def _persistence_error(self) -> str:
+        return next((one.trouble for one in self._persisted if one.trouble), "")
 
-    def _tell_what_is_not_kept(self) -> None:
-        trouble = self._kept_trouble()
-        if trouble and self._is_kept:
+    def _report_persistence(self) -> None:
+        trouble = self._persistence_error()
+        if trouble and self._is_persisted:
             self._refusal_count += 1
-            self._say(f"no workers are started, and running workers continue, because {trouble}")
-        elif not trouble and not self._is_kept:
-            self._say("writing works again; workers are started as needed")
-        self._is_kept = not trouble
+            self._log(f"no workers are started, and running workers continue, because {trouble}")
+        elif not trouble and not self._is_persisted:
+            self._log("writing works again; workers are started as needed")
+        self._is_persisted = not trouble
 
     def close(self) -> None:
         self._journal.note_spent(int(self._spent_ms))
@@ -302,7 +302,7 @@ class BoundedCalls:
                 self._results.put((False, error))
 
     def __call__(self, what: str, call: Callable[[], Any]) -> Any:
-        """Return the result of ``call``, or raise its EngineRefusal. Raise EngineTrouble for any
+        """Return the result of ``call``, or raise its EngineRefusal. Raise EngineError for any
         other exception, and after the time limit."""
         if self._hanging is not None:
             try:  # the outcome of an abandoned call
@@ -318,13 +318,13 @@ class BoundedCalls:
             raise self._trouble(what) from None
         if has_returned:
             return outcome
-        if isinstance(outcome, EngineRefusal | EngineTrouble):
+        if isinstance(outcome, EngineRefusal | EngineError):
             raise outcome
-        raise EngineTrouble(
+        raise EngineError(
             f"the engine {self._title} failed to {what}: {type(outcome).__name__}: {outcome}"
         ) from outcome
 
-    def _trouble(self, what: str) -> EngineTrouble:
-        return EngineTrouble(
+    def _trouble(self, what: str) -> EngineError:
+        return EngineError(
             f"the engine {self._title} has not answered a call to {what} within {self._limit_s:g} s"
         )

@@ -39,7 +39,7 @@ class EngineRefusal(Exception):
         self.granted_count = granted_count
 
 
-class EngineTrouble(Exception):
+class EngineError(Exception):
     """The engine cannot be queried: it does not answer, or its answer is not understood."""
 
 
@@ -70,17 +70,17 @@ class Engine(Protocol):
 
     def spawn(self, names: Sequence[str]) -> None:
         """Start a worker for each name, in this order. Raise EngineRefusal if not all of them are
-        started, or EngineTrouble."""
+        started, or EngineError."""
 
     def stop(self, name: str, *, at_once: bool) -> None:
         """Have the worker finish its batches and leave, or end it immediately. A worker that has
-        ended is ignored. Raise EngineTrouble."""
+        ended is ignored. Raise EngineError."""
 
     def workers(self) -> dict[str, WorkerState]:
-        """Return this pool's workers that have not ended, by name. Raise EngineTrouble."""
+        """Return this pool's workers that have not ended, by name. Raise EngineError."""
         ...
 
-    def last_words(self, name: str) -> str:
+    def last_log_line(self, name: str) -> str:
         """Return the last line of the worker's log; "" if the engine has none. Never raise."""
         ...
 

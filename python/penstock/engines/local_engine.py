@@ -81,7 +81,7 @@ class LocalEngine:
             for name in names
         }
 
-    def last_words(self, name: str) -> str:
+    def last_log_line(self, name: str) -> str:
         return last_line(self._log_folder / f"{name}.log")
 
     def _processes(self) -> dict[str, list[int]]:

@@ -17,8 +17,8 @@ from typing import Any
 
 from penstock.engines.engine import (
     NAME_VARIABLE,
+    EngineError,
     EngineRefusal,
-    EngineTrouble,
     WorkerCommand,
     WorkerState,
 )
@@ -105,16 +105,16 @@ class RayEngine:
         try:
             found = ray.util.list_named_actors(all_namespaces=True)
         except ray.exceptions.RayError as error:
-            raise EngineTrouble(f"Ray cannot list its actors: {error}") from error
+            raise EngineError(f"Ray cannot list its actors: {error}") from error
         names = [
             actor["name"]
             for actor in found
             if actor["namespace"] == _NAMESPACE and str(actor["name"]).startswith(self._prefix)
         ]
         self._states = {name: self._states.get(name, WorkerState.STARTING) for name in names}
-        self._hear(ray)
+        self._update_states(ray)
         self._leaving &= self._states.keys()
-        self._leave_draining_nodes(ray)
+        self._vacate_draining_nodes(ray)
         if self._requested_count is not None and len(self._states) < self._requested_count:
             self._request(ray, len(self._states))
         return {
@@ -122,7 +122,7 @@ class RayEngine:
             for name, state in self._states.items()
         }
 
-    def last_words(self, name: str) -> str:
+    def last_log_line(self, name: str) -> str:
         return ""  # Ray keeps the output of actors in a folder of the node
 
     def _connect(self) -> Any:
@@ -131,7 +131,7 @@ class RayEngine:
             import ray
             import ray.util
         except ImportError as error:
-            raise EngineTrouble(
+            raise EngineError(
                 f"the engine ray requires the package ray, which cannot be imported ({error}); "
                 "install it here and on the nodes of the cluster"
             ) from error
@@ -144,7 +144,7 @@ class RayEngine:
                     logging_level=logging.WARNING,
                 )
             except (ConnectionError, RuntimeError, ValueError) as error:
-                raise EngineTrouble(f"no Ray cluster at {self._address}: {error}") from error
+                raise EngineError(f"no Ray cluster at {self._address}: {error}") from error
         return ray
 
     def _request(self, ray: Any, count: int) -> None:
@@ -155,7 +155,7 @@ class RayEngine:
             request_resources(bundles=[{"CPU": self._cpus, **self._resources}] * count)
             self._requested_count = count
 
-    def _hear(self, ray: Any) -> None:
+    def _update_states(self, ray: Any) -> None:
         """Query the state of each actor's process. Without an answer, the last state is kept."""
         for name in self._states.keys() - self._asked.keys():
             try:
@@ -184,7 +184,7 @@ class RayEngine:
                 del self._states[name]
                 ray.kill(actor, no_restart=True)
 
-    def _leave_draining_nodes(self, ray: Any) -> None:
+    def _vacate_draining_nodes(self, ray: Any) -> None:
         self._nodes = {name: node for name, node in self._nodes.items() if name in self._states}
         draining = _draining_nodes()
         for name in [name for name, node in self._nodes.items() if node in draining]:

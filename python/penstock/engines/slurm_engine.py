@@ -17,8 +17,8 @@ from pathlib import Path
 from penstock.engines.engine import (
     NAME_VARIABLE,
     WORKER_NAME,
+    EngineError,
     EngineRefusal,
-    EngineTrouble,
     WorkerCommand,
     WorkerState,
     last_line,
@@ -32,12 +32,12 @@ _ARRAY_COUNT_MIN = 8  # workers that are requested at the same time, in one call
 _ARRAY = "array-"
 # The part of the submission environment that workers get: locations of programs and libraries,
 # language, and numbers of threads. Workers run other people's code on other machines.
-_OF_WORKERS = re.compile(
+_WORKER_VARIABLES = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|XDG_(RUNTIME_DIR|CACHE_HOME)"
     r"|LD_(LIBRARY_PATH|PRELOAD)|VIRTUAL_ENV|CONDA_\w+|PYTHON\w+|PENSTOCK_\w+"
     r"|(OMP|MKL|KMP|GOMP|OPENBLAS)_\w+"
 )
-_OF_SBATCH = re.compile(r"(SLURM|SBATCH)_\w+")  # its own configuration
+_SLURM_VARIABLES = re.compile(r"(SLURM|SBATCH)_\w+")  # its own configuration
 _STATES = {
     **dict.fromkeys(
         ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESIZING"),
@@ -128,7 +128,7 @@ class SlurmEngine:
                 f"exec {shlex.join(self._command)}\n",
                 environment=self._environment,
             )
-        except EngineTrouble as error:
+        except EngineError as error:
             raise EngineRefusal(str(error), granted_count) from error
 
     def stop(self, name: str, *, at_once: bool) -> None:
@@ -143,7 +143,7 @@ class SlurmEngine:
     def workers(self) -> dict[str, WorkerState]:
         return {name: state for name, (_, state) in self._jobs().items()}
 
-    def last_words(self, name: str) -> str:
+    def last_log_line(self, name: str) -> str:
         return last_line(self._log_of(name))
 
     def _log_of(self, name: str) -> Path:
@@ -184,8 +184,8 @@ def worker_environment(environ: Mapping[str, str], named: Collection[str]) -> di
         name: value
         for name, value in environ.items()
         if name in named
-        or _OF_SBATCH.fullmatch(name)
-        or (_OF_WORKERS.fullmatch(name) and not looks_secret(name))
+        or _SLURM_VARIABLES.fullmatch(name)
+        or (_WORKER_VARIABLES.fullmatch(name) and not looks_secret(name))
     }
 
 
@@ -207,13 +207,13 @@ def _run(
             env=environment,
         )
     except subprocess.TimeoutExpired as error:
-        raise EngineTrouble(f"{command[0]} did not end within {_CALL_LIMIT_S:g} s") from error
+        raise EngineError(f"{command[0]} did not end within {_CALL_LIMIT_S:g} s") from error
     except OSError as error:
-        raise EngineTrouble(
+        raise EngineError(
             f"cannot run {command[0]}: {error}; the engine slurm needs its commands on PATH"
         ) from error
     if done.returncode != 0:
-        raise EngineTrouble(
+        raise EngineError(
             f"{command[0]} failed with exit code {done.returncode}: {done.stderr.strip()[:500]}"
         )
     return done.stdout

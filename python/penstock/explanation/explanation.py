@@ -268,7 +268,7 @@ class ExplainedCall:
     call_of: Callable[[Any], Callable[..., Any]] = forward_call
 
 
-class _Listener:
+class _PlanCollector:
     """Replaces a loader: receives the plan, and has no workers."""
 
     def __init__(self, link: Link | None) -> None:
@@ -291,7 +291,7 @@ class _Listener:
         return self._known_link
 
 
-class _QuietPlan(ShownPlan):
+class _UnloggedPlan(ShownPlan):
     """Shows refused parts in the plan only, not in the log."""
 
     def refuse(self, reason: str) -> None:
@@ -329,17 +329,17 @@ def plan_followed(
     from penstock.cut.offloaded_call import OffloadedCall
 
     try:
-        twin = copy.deepcopy(model)
+        model_copy = copy.deepcopy(model)
     except Exception as error:
         raise Unlowerable(
             f"capturing all graphs needs a copy of the model, which cannot be copied "
             f"({first_sentence(error)})"
         ) from error
-    listener = _Listener(options.link)
+    listener = _PlanCollector(options.link)
     host: weakref.ref[CutHost] = weakref.ref(listener)
-    context = CutContext(twin, host, provenance, options, 1)
-    context.plan = _QuietPlan(context.name, context.user, host, provenance.use)
-    run = OffloadedCall(context, call.call_of(twin), twin, is_compared=False)
+    context = CutContext(model_copy, host, provenance, options, 1)
+    context.plan = _UnloggedPlan(context.name, context.user, host, provenance.use)
+    run = OffloadedCall(context, call.call_of(model_copy), model_copy, is_compared=False)
     with AllGeneratorsKept():
         try:
             run(*call.args, **call.kwargs)

@@ -48,7 +48,8 @@ InputKind = Literal["leaf", "const", "state", "int", "made"]
 # Optimizers give different bits under Dynamo than under Python.
 OPTIMIZER_FILES = os.sep + os.path.join("torch", "optim", "")
 # After these calls, Dynamo still uses the tensor's former metadata: if the program then reads a
-# shape, it gets the old one (torch 2.11; test_random_model_regressions.py has programs that show it).
+# shape, it gets the old one (torch 2.11; test_random_model_regressions.py has programs that show
+# it).
 STALE_SHAPES = frozenset(
     {"as_strided_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_"}
 )
@@ -353,7 +354,7 @@ def source_line(node: fx.Node) -> str:
     return f"{parts[1].rpartition('/')[2]}:{line}"
 
 
-def spoken_source(label: str) -> str:
+def format_source(label: str) -> str:
     """Return `net.0.weight` for `L['self']._modules['net']._modules['0']._parameters['weight']`."""
     members = MODULE_MEMBER.findall(label)
     return ".".join(members) if MEMBER_PATH.fullmatch(label) else label
@@ -381,7 +382,7 @@ def device_type() -> str:
     return accelerator_type() or "cuda"
 
 
-class autocast_put_back:  # noqa: N801 - used as a function
+class autocast_restored:  # noqa: N801 - used as a function
     """Restores autocast on exit, even if an error leaves a region of a graph in the middle.
 
     It is not a contextlib generator, because that writes to the error's ``__traceback__``, which

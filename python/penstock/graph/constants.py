@@ -13,7 +13,7 @@ from penstock.compat.storages import write_count
 SMALL_BYTES_MAX = 16_384
 SMALL_COUNT_MAX = 16
 # Bytes of the large constants that are compared in each call, in turn.
-TURN_BYTES = 65_536
+COMPARED_BYTES_PER_CALL = 65_536
 
 
 class ConstantWatch:
@@ -63,12 +63,14 @@ class ConstantWatch:
             mark = self._marks[index]
             if index not in changed and not torch.equal(mark.now, mark.then):
                 changed.append(index)
-        other = self._next_piece()
+        other = self._compare_next_bytes()
         return changed if other is None or other in changed else [*changed, other]
 
-    def _next_piece(self) -> int | None:
+    def _compare_next_bytes(self) -> int | None:
         """Compare the next bytes of the large constants; return the position of a changed one."""
-        left = min(TURN_BYTES, sum(self._marks[index].now.numel() for index in self._large))
+        left = min(
+            COMPARED_BYTES_PER_CALL, sum(self._marks[index].now.numel() for index in self._large)
+        )
         while left > 0:
             index = self._large[self._turn]
             mark = self._marks[index]

@@ -15,7 +15,7 @@ import sympy  # type: ignore[import-untyped]
 import torch
 
 from penstock import _C
-from penstock.graph.capture import call_label, source_line, spoken_source
+from penstock.graph.capture import call_label, format_source, source_line
 from penstock.graph.lowering import Lowering
 from penstock.graph.recording import Form, Name, RecordedOp
 from penstock.graph.sizes import Unlowerable, expression_of, fold, has_unknown
@@ -29,7 +29,7 @@ SIZE_OPERATORS = {
     "min": "size::min",
 }
 # Keyword arguments that a worker's operator does not accept.
-_OF_DEVICES = ("device", "non_blocking", "pin_memory")
+_DEVICE_ARGUMENTS = ("device", "non_blocking", "pin_memory")
 LABEL_CHARACTERS_MAX = 200
 QUOTED_BYTES_MAX = 4096
 
@@ -95,9 +95,9 @@ class _Printer:
             if item.kind == "leaf":
                 self._lines.append(f"input {name} leaf {item.leaf_index} {tensor}")
             elif item.kind == "const" and form.storage not in self._state_storages:
-                self._constant(name, spoken_source(item.label), self._arguments[index])
+                self._constant(name, format_source(item.label), self._arguments[index])
             else:
-                source = quoted(spoken_source(item.label))
+                source = quoted(format_source(item.label))
                 self._held.append(None)
                 self._lines.append(f"input {name} state {source} {tensor}")
         for name, value in lowering.attributes.items():
@@ -182,7 +182,9 @@ class _Printer:
 
     def _on_host(self, op: RecordedOp) -> tuple[str, dict[str, Any]]:
         """Return the same operator as a worker runs it."""
-        kwargs = {k: v for k, v in op.kwargs.items() if k not in _OF_DEVICES and v is not None}
+        kwargs = {
+            k: v for k, v in op.kwargs.items() if k not in _DEVICE_ARGUMENTS and v is not None
+        }
         if op.target == "aten::_to_copy" and isinstance(op.args[0], Name):
             source, made = self._forms[op.args[0]], self._forms[op.outputs[0]]
             is_alike = (source.dtype, source.strides) == (made.dtype, made.strides)

@@ -30,12 +30,12 @@ from penstock.compat.operators import (
 from penstock.graph.capture import (
     AutocastState,
     GraphInput,
-    autocast_put_back,
+    autocast_restored,
     call_label,
     fake_inputs,
     refuse_by_construction,
 )
-from penstock.graph.recording import Name, Recorder, Recording, WholeOperators
+from penstock.graph.recording import CompositeOperators, Name, Recorder, Recording
 from penstock.graph.sizes import SizeConditions, Unlowerable, has_unknown
 
 # The types that a call may return in addition to tensors. A torch.Size holds integers, perhaps
@@ -55,7 +55,7 @@ PLAIN_RESULTS = (
     type(None),
 )
 
-IS_NO_OPERATOR = "it is not an operator: it has a side effect and computes no value"
+NOT_AN_OPERATOR = "it is not an operator: it has a side effect and computes no value"
 
 
 @dataclass
@@ -118,11 +118,11 @@ def lower(
     notes = CallNotes(graph_module, recorder, mode, given or {}, waiting)
     with (
         _quiet(),
-        autocast_put_back(),
+        autocast_restored(),
         torch.inference_mode(False),
         mode,
         recorder,
-        WholeOperators(recorder),
+        CompositeOperators(recorder),
     ):
         try:
             notes.run(*arguments)
@@ -329,7 +329,7 @@ class CallNotes(fx.Interpreter):
                 # It returns an existing value or an integer: there is no operator to run.
                 self.droppable.add(node)
             else:
-                self._recorder.pin_call(read, IS_NO_OPERATOR)
+                self._recorder.pin_call(read, NOT_AN_OPERATOR)
             return
         if node.op == "get_attr":
             self.droppable.add(node)

@@ -16,7 +16,7 @@ import torch
 
 from penstock import _C
 from penstock.compat.operators import tree_leaves
-from penstock.graph.capture import spoken_source
+from penstock.graph.capture import format_source
 from penstock.graph.lowering import Lowering
 from penstock.graph.plan import CutTotals, Plan, PlannedCall, PlannedEdge
 from penstock.graph.recording import Name
@@ -177,12 +177,12 @@ def state_reasons(lowering: Lowering) -> dict[int, str]:
                 or form.storage in lowering.recording.mutated_storages
             ):
                 label = lowering.inputs[index].label
-                reasons.setdefault(unit, f"it reads {_spoken_state(label)}")
+                reasons.setdefault(unit, f"it reads {_format_state(label)}")
     return reasons
 
 
-def _spoken_state(label: str) -> str:
-    source = spoken_source(label)
+def _format_state(label: str) -> str:
+    source = format_source(label)
     if source != label:
         return f"{source}, which training changes"
     if label.startswith("L['___"):

@@ -180,11 +180,11 @@ def operator_name(func: OpOverload) -> str:
     return f"{schema_of(func).name}.{overload}" if overload else str(schema_of(func).name)
 
 
-def whole_one_hot(tensor: torch.Tensor, num_classes: int = -1) -> tuple[OpOverload, list[Any]]:
+def composite_one_hot(tensor: torch.Tensor, num_classes: int = -1) -> tuple[OpOverload, list[Any]]:
     return aten.one_hot.default, [tensor, num_classes]
 
 
-def whole_interpolate(
+def composite_interpolate(
     input: torch.Tensor,
     size: Any = None,
     scale_factor: Any = None,
@@ -204,7 +204,7 @@ def whole_interpolate(
     return operator, [input, sizes, bool(align_corners), factors]
 
 
-def whole_svdvals(
+def composite_svdvals(
     A: torch.Tensor, *, driver: str | None = None, out: Any = None
 ) -> tuple[OpOverload, list[Any]] | None:
     if driver is not None or out is not None:
@@ -212,17 +212,17 @@ def whole_svdvals(
     return aten.linalg_svdvals.default, [A]
 
 
-def whole_eigvalsh(
+def composite_eigvalsh(
     A: torch.Tensor, UPLO: str = "L", *, out: Any = None
 ) -> tuple[OpOverload, list[Any]] | None:
     return None if out is not None else (aten.linalg_eigvalsh.default, [A, UPLO])
 
 
-def whole_cond(A: torch.Tensor, p: Any = None) -> tuple[OpOverload, list[Any]]:
+def composite_cond(A: torch.Tensor, p: Any = None) -> tuple[OpOverload, list[Any]]:
     return aten.linalg_cond.p_str if isinstance(p, str) else aten.linalg_cond.default, [A, p]
 
 
-def whole_norm(
+def composite_norm(
     A: torch.Tensor, ord: Any = None, dim: Any = None, keepdim: bool = False, **others: Any
 ) -> tuple[OpOverload, list[Any]] | None:
     if ord not in SINGULAR_ORDERS:
@@ -232,7 +232,7 @@ def whole_norm(
     return operator, [A, ord, [dim] if isinstance(dim, int) else dim, keepdim]
 
 
-def whole_matrix_norm(
+def composite_matrix_norm(
     A: torch.Tensor, ord: Any = "fro", dim: Any = (-2, -1), keepdim: bool = False, **others: Any
 ) -> tuple[OpOverload, list[Any]] | None:
     if ord not in SINGULAR_ORDERS:
@@ -242,7 +242,7 @@ def whole_matrix_norm(
     return norms.str_ord if isinstance(ord, str) else norms.default, [A, ord, list(dim), keepdim]
 
 
-def whole_old_norm(
+def composite_legacy_norm(
     input: torch.Tensor, p: Any = "fro", dim: Any = None, keepdim: bool = False, **others: Any
 ) -> tuple[OpOverload, list[Any]] | None:
     if p != "nuc":
@@ -260,7 +260,7 @@ def _refuse_options(options: Mapping[str, Any]) -> None:
         raise Unlowerable(f"a norm is called with {given[0]}")
 
 
-def whole_pad(
+def composite_pad(
     input: torch.Tensor, pad: Any, mode: str = "constant", value: float | None = None
 ) -> tuple[OpOverload, list[Any]] | None:
     if mode != "constant":
@@ -268,21 +268,21 @@ def whole_pad(
     return aten.constant_pad_nd.default, [input, list(pad), 0.0 if value is None else value]
 
 
-def whole_eigvals(A: torch.Tensor, *, out: Any = None) -> tuple[OpOverload, list[Any]] | None:
+def composite_eigvals(A: torch.Tensor, *, out: Any = None) -> tuple[OpOverload, list[Any]] | None:
     return None if out is not None else (aten.linalg_eigvals.default, [A])
 
 
-def whole_inv(A: torch.Tensor, *, out: Any = None) -> tuple[OpOverload, list[Any]] | None:
+def composite_inv(A: torch.Tensor, *, out: Any = None) -> tuple[OpOverload, list[Any]] | None:
     return None if out is not None else (aten.linalg_inv.default, [A])
 
 
-def whole_cholesky(
+def composite_cholesky(
     A: torch.Tensor, *, upper: bool = False, out: Any = None
 ) -> tuple[OpOverload, list[Any]] | None:
     return None if upper or out is not None else (aten.linalg_cholesky.default, [A])
 
 
-def whole_solve(
+def composite_solve(
     A: torch.Tensor, B: torch.Tensor, *, left: bool = True, out: Any = None
 ) -> tuple[OpOverload, list[Any]] | None:
     return (aten.linalg_solve.default, [A, B]) if left and out is None else None
@@ -297,19 +297,19 @@ def _per_dim(value: Any, dims: int) -> Any:
 # Matrix norms that are computed from singular values.
 SINGULAR_ORDERS = (2, -2, "nuc")
 
-WHOLE_CALLS: dict[Any, Callable[..., tuple[OpOverload, list[Any]] | None]] = {
-    torch.nn.functional.one_hot: whole_one_hot,
-    torch.nn.functional.interpolate: whole_interpolate,
-    torch.nn.functional.pad: whole_pad,
-    torch.linalg.svdvals: whole_svdvals,
-    torch.linalg.eigvalsh: whole_eigvalsh,
-    torch.linalg.eigvals: whole_eigvals,
-    torch.linalg.inv: whole_inv,
-    torch.linalg.cholesky: whole_cholesky,
-    torch.linalg.solve: whole_solve,
-    torch.linalg.cond: whole_cond,
-    torch.linalg.norm: whole_norm,
-    torch.linalg.matrix_norm: whole_matrix_norm,
-    torch.norm: whole_old_norm,
-    torch.Tensor.norm: whole_old_norm,
+COMPOSITE_CALLS: dict[Any, Callable[..., tuple[OpOverload, list[Any]] | None]] = {
+    torch.nn.functional.one_hot: composite_one_hot,
+    torch.nn.functional.interpolate: composite_interpolate,
+    torch.nn.functional.pad: composite_pad,
+    torch.linalg.svdvals: composite_svdvals,
+    torch.linalg.eigvalsh: composite_eigvalsh,
+    torch.linalg.eigvals: composite_eigvals,
+    torch.linalg.inv: composite_inv,
+    torch.linalg.cholesky: composite_cholesky,
+    torch.linalg.solve: composite_solve,
+    torch.linalg.cond: composite_cond,
+    torch.linalg.norm: composite_norm,
+    torch.linalg.matrix_norm: composite_matrix_norm,
+    torch.norm: composite_legacy_norm,
+    torch.Tensor.norm: composite_legacy_norm,
 }

@@ -109,7 +109,7 @@ class Plan(PlanRecord):
         Returns:
             str: JSON text. Calls that do not fit are left out.
         """
-        return told_plan(self, bytes_max)
+        return plan_for_dashboard(self, bytes_max)
 
     def to_dot(self) -> str:
         """Return the plan as a graph in Graphviz's language.
@@ -219,7 +219,7 @@ def _renumbered(plans: Sequence[Plan]) -> list[Plan]:
     return renumbered
 
 
-def told_plan(plan: PlanRecord, bytes_max: int) -> str:
+def plan_for_dashboard(plan: PlanRecord, bytes_max: int) -> str:
     """Return a plan as it is sent to a pool's controller, for the pool's users.
 
     The result is one JSON object of at most ``bytes_max`` bytes, which must be at least 4,096. It
@@ -233,13 +233,13 @@ def told_plan(plan: PlanRecord, bytes_max: int) -> str:
     calls = sorted((*plan.moved, *plan.kept), key=lambda call: call.index)
     count = len(calls)
     while True:
-        text = json.dumps(_told_fields(plan, calls[:count], len(calls) - count))
+        text = json.dumps(_dashboard_fields(plan, calls[:count], len(calls) - count))
         if len(text.encode()) <= bytes_max or count == 0:
             return text
         count = min(count - 1, count * bytes_max // len(text.encode()))
 
 
-def _told_fields(plan: PlanRecord, calls: list[PlannedCall], left_out: int) -> dict[str, Any]:
+def _dashboard_fields(plan: PlanRecord, calls: list[PlannedCall], left_out: int) -> dict[str, Any]:
     reasons: dict[str, int] = {}
     shown = []
     for call in calls:
@@ -359,7 +359,9 @@ def format_html(plan: PlanRecord) -> str:
     calls = [*plan.moved, *plan.kept]
     reasons = NumberedReasons(calls)
     is_open = ' open="open"' if len(calls) <= OPEN_CALLS_MAX else ""
-    listed = "".join(f'<li style="margin:0">{escape(reason)}</li>' for reason in reasons.spoken())
+    listed = "".join(
+        f'<li style="margin:0">{escape(reason)}</li>' for reason in reasons.sentences()
+    )
     totals = total_rows(plan)
     return _html_whole(
         [

@@ -179,7 +179,7 @@ def format_plan(plan: PlanRecord) -> str:
         for call in (*plan.moved, *plan.kept)
     ]
     lines = [*wrap(verdict(plan)), "", *align(rows, "<<>>><"), ""]
-    for number, reason in enumerate(reasons.spoken(), start=1):
+    for number, reason in enumerate(reasons.sentences(), start=1):
         lines += wrap(f"[{number}] {reason}", indent="    ")
     totals = total_rows(plan)
     lines += ["", *align(totals, "<>>>>"[: len(totals[0])]), ""]
@@ -200,9 +200,9 @@ class NumberedReasons:
     def number_of(self, call: PlannedCall) -> int:
         return self._numbers[kind_of(call.reason)]
 
-    def spoken(self) -> list[str]:
+    def sentences(self) -> list[str]:
         """Return one sentence for each number."""
-        return [_spoken(list(reasons)) for reasons in self._kinds.values()]
+        return [_format(list(reasons)) for reasons in self._kinds.values()]
 
 
 def total_rows(plan: PlanRecord) -> list[tuple[str, ...]]:
@@ -271,7 +271,7 @@ def verdict(plan: PlanRecord) -> str:
     )
 
 
-def _spoken(reasons: list[str]) -> str:
+def _format(reasons: list[str]) -> str:
     """Return one reason, or the common part of several reasons and each call's specific part."""
     if len(reasons) == 1:
         return reasons[0]

@@ -34,8 +34,8 @@ _MARGIN = 24.0
 _FRAME = 26.0  # from a frame to its content
 _HEAD_COLUMNS = 84
 _TEXT_MAX = 30  # characters of a line in a box
-_TOLD_CALLS_MAX = 24
-_TOLD_REASONS_MAX = 6
+_TOOLTIP_CALLS_MAX = 24
+_TOOLTIP_REASONS_MAX = 6
 _LABELS_MAX = 16  # labels of crossing edges; more would hide each other
 
 # Tensors of the batch, values that both sides compute, the workers, the trainer, the result.
@@ -197,11 +197,11 @@ def _edge(
             way += f"C{x:.1f} {middle:.1f} {next_x:.1f} {middle:.1f} {next_x:.1f} {next_y:.1f}"
     kind, tip = ("edge crossing", "crossing-tip") if link.crosses else ("edge", "tip")
     ends = " → ".join(_lines(groups[number])[0] for number in (link.source, link.target))
-    told = f"{ends}\n{link.tensor_bytes:,} bytes per batch"
+    tooltip = f"{ends}\n{link.tensor_bytes:,} bytes per batch"
     if link.crosses:
-        told += ", from the workers to the trainer"
+        tooltip += ", from the workers to the trainer"
     return (
-        f'<g>{_title(told)}<path class="{kind}" d="{way}" marker-end="url(#{tip})"/>'
+        f'<g>{_title(tooltip)}<path class="{kind}" d="{way}" marker-end="url(#{tip})"/>'
         f'<path class="reach" d="{way}"/></g>'
     )
 
@@ -219,7 +219,7 @@ def _node(group: CallGroup, lines: Sequence[str], box: Box, centre: tuple[float,
     if group.beside > 1:  # several equal members, one behind the other
         behind = _rectangle(f"box {kind}", left + 4, top + 4, box, radius)
     return (
-        f"<g>{_title(_told(group))}{behind}{_rectangle(f'box {kind}', left, top, box, radius)}"
+        f"<g>{_title(_tooltip(group))}{behind}{_rectangle(f'box {kind}', left, top, box, radius)}"
         f"{''.join(texts)}</g>"
     )
 
@@ -231,22 +231,22 @@ def _rectangle(kind: str, left: float, top: float, box: Box, radius: float) -> s
     )
 
 
-def _told(group: CallGroup) -> str:
+def _tooltip(group: CallGroup) -> str:
     """Return the tooltip of a box."""
     if group.leaves:
         return f"tensors of the batch: {', '.join(map(str, group.leaves))}"
     if not group.calls or group.role is None:
         return "the result of forward"
     lines = []
-    for call in group.calls[:_TOLD_CALLS_MAX]:
+    for call in group.calls[:_TOOLTIP_CALLS_MAX]:
         seconds = _seconds(call)
         lines.append(call.operator + (f", {seconds * 1e3:.3f} ms" if seconds else ""))
-    if len(group.calls) > _TOLD_CALLS_MAX:
-        lines.append(f"and {len(group.calls) - _TOLD_CALLS_MAX} more calls")
-    reasons = NumberedReasons(group.calls).spoken()
-    lines += ["", f"{_LEGEND[group.role]}:", *reasons[:_TOLD_REASONS_MAX]]
-    if len(reasons) > _TOLD_REASONS_MAX:
-        lines.append(f"and {len(reasons) - _TOLD_REASONS_MAX} more reasons")
+    if len(group.calls) > _TOOLTIP_CALLS_MAX:
+        lines.append(f"and {len(group.calls) - _TOOLTIP_CALLS_MAX} more calls")
+    reasons = NumberedReasons(group.calls).sentences()
+    lines += ["", f"{_LEGEND[group.role]}:", *reasons[:_TOOLTIP_REASONS_MAX]]
+    if len(reasons) > _TOOLTIP_REASONS_MAX:
+        lines.append(f"and {len(reasons) - _TOOLTIP_REASONS_MAX} more reasons")
     return "\n".join(lines)
 
 
@@ -509,14 +509,16 @@ def _place(cells: Sequence[_Cell], layers: Sequence[Sequence[int]]) -> None:
     for sweep in range(_PLACE_SWEEPS):
         is_down = sweep % 2 == 0
         for layer in layers if is_down else reversed(layers):
-            wishes = [_wish(cells, layer, place, is_down) for place in range(len(layer))]
+            wishes = [
+                _preferred_position(cells, layer, place, is_down) for place in range(len(layer))
+            ]
             _settle(cells, layer, wishes)
     left = min((cell.x - cell.width / 2 for cell in cells), default=0.0)
     for cell in cells:
         cell.x -= left
 
 
-def _wish(
+def _preferred_position(
     cells: Sequence[_Cell], layer: Sequence[int], place: int, is_down: bool
 ) -> tuple[float, float]:
     """Return the best position of a cell, and its weight."""

@@ -36,7 +36,7 @@ from penstock.graph.native_plan import (
 from penstock.graph.plan import Plan
 from penstock.graph.recording import PINNED, Form, Name
 from penstock.graph.sizes import Unlowerable, evaluate, has_unknown
-from penstock.graph.suffix import MustStay, build_reference, build_suffix
+from penstock.graph.suffix import CannotMove, build_reference, build_suffix
 from penstock.graph.tolerance import Tolerance, with_differences
 
 CutMode = Literal["auto", "maximal", "none"]
@@ -132,21 +132,21 @@ def plan_cut(
     inputs: Sequence[Any],
     leaf_count: int,
     options: CutOptions,
-    mistrusted: Mapping[int, str] = MappingProxyType({}),
+    mismatched: Mapping[int, str] = MappingProxyType({}),
 ) -> tuple[Lowering, PlannedCut]:
     """Lower (with symbolic sizes if possible), time and cut a graph for inputs like `inputs`.
 
     The movable operators are run, on `inputs`; parameters, buffers and random generators do not
-    change. Units that are `mistrusted` stay, with the reason given there.
+    change. Units that are `mismatched` stay, with the reason given there.
 
     Raises:
         Unlowerable: no plan is possible; the message is the reason.
     """
 
-    how = Planning(options, set(mistrusted))
+    how = Planning(options, set(mismatched))
 
     def plan(lowering: Lowering) -> tuple[Lowering, PlannedCut]:
-        _pin(lowering, mistrusted)
+        _pin(lowering, mismatched)
         return lowering, _plan(lowering, inputs, leaf_count, how)
 
     try:
@@ -163,7 +163,7 @@ def plan_again(
     inputs: Sequence[Any],
     leaf_count: int,
     options: CutOptions,
-    mistrusted: Set[int],
+    mismatched: Set[int],
     prices: _C.Prices,
     calibration: Any,
 ) -> PlannedCut:
@@ -172,7 +172,7 @@ def plan_again(
     No timing takes place. Raises like :func:`plan_cut`, and leaves the former plan unchanged.
     """
     return _plan_once(
-        lowering, inputs, leaf_count, Planning(options, mistrusted, prices, calibration)
+        lowering, inputs, leaf_count, Planning(options, mismatched, prices, calibration)
     )
 
 
@@ -181,16 +181,16 @@ class Planning:
     """How to plan, in addition to the graph and its inputs."""
 
     options: CutOptions
-    mistrusted: Set[int] = frozenset()
+    mismatched: Set[int] = frozenset()
     prices: _C.Prices | None = None
     calibration: Any = None
 
 
-def _pin(lowering: Lowering, mistrusted: Mapping[int, str]) -> None:
+def _pin(lowering: Lowering, mismatched: Mapping[int, str]) -> None:
     """Make units stay."""
     recording = lowering.recording
     for op in list(recording.ops):
-        reason = mistrusted.get(lowering.unit_of[op.call_index])
+        reason = mismatched.get(lowering.unit_of[op.call_index])
         if reason is not None and op.outputs:
             recording.pin(op.call_index, op.outputs[:1], reason)
 
@@ -225,7 +225,7 @@ def price_plans(
     )
 
 
-class _BeyondTolerance(Unlowerable):
+class _OutOfTolerance(Unlowerable):
     """Raised for units that differ by more than the tolerance. Another plan may omit them."""
 
     def __init__(self, units: Mapping[int, str]) -> None:
@@ -243,9 +243,9 @@ def _plan(
     while True:
         try:
             return _plan_once(lowering, inputs, leaf_count, how)
-        except _BeyondTolerance as fault:
+        except _OutOfTolerance as fault:
             _pin(lowering, fault.units)
-        except MustStay as fault:
+        except CannotMove as fault:
             if fault.call_index in pinned or len(pinned) >= PINS_MAX:
                 raise
             pinned.add(fault.call_index)
@@ -261,8 +261,8 @@ def _plan_once(
     """Make one attempt.
 
     Raises:
-        MustStay: only a plan that moves one call fewer can be implemented.
-        _BeyondTolerance: only a plan in which fewer calls move by the tolerance can be implemented.
+        CannotMove: only a plan that moves one call fewer can be implemented.
+        _OutOfTolerance: only a plan in which fewer calls move by the tolerance can be implemented.
     """
     leaves = leaves_of(lowering, inputs, leaf_count)
     emission = emit(lowering, inputs)
@@ -291,13 +291,15 @@ def _plan_once(
         if lowering.recording.forms[name].is_lazy and name not in lowering.given:
             # A slab holds memory and not the way to read it, so this view is made where it is
             # needed.
-            raise MustStay(f"{name} is a lazily conjugated or negated tensor", calls[name], [name])
+            raise CannotMove(
+                f"{name} is a lazily conjugated or negated tensor", calls[name], [name]
+            )
     changing = _changing_units(lowering, emission, verdicts)
-    results = tuple(expressions_of(lowering, changing | how.mistrusted))
+    results = tuple(expressions_of(lowering, changing | how.mismatched))
     kept = {_unit(group) for group in native.kept if not group.replicated}
     units = {name: lowering.unit_of[call] for name, call in calls.items()}
     labels = {_unit(group): group.label for group in native.moved}
-    spoken = {_unit(group): group.label for group in (*native.moved, *native.kept)}
+    unit_labels = {_unit(group): group.label for group in (*native.moved, *native.kept)}
     is_inexact = {
         name: verdicts[node].is_inexact
         for op, node in zip(lowering.recording.ops, emission.nodes, strict=True)
@@ -314,8 +316,8 @@ def _plan_once(
             form=lowering.recording.forms[name],
             leaf=_placed_leaf(lowering, name) if name in emission.placed else None,
             inexact={
-                unit: spoken[unit]
-                for unit in (_units_behind(lowering, name) if is_inexact[name] else ())
+                unit: unit_labels[unit]
+                for unit in (_upstream_units(lowering, name) if is_inexact[name] else ())
                 if unit in inexact
             },
         )
@@ -409,7 +411,7 @@ def _inexact_units(
     }
 
 
-def _units_behind(lowering: Lowering, name: Name) -> set[int]:
+def _upstream_units(lowering: Lowering, name: Name) -> set[int]:
     """Return the units that a value depends on."""
     makers = {made: op for op in lowering.recording.ops for made in op.outputs}
     units: set[int] = set()
@@ -486,20 +488,20 @@ def _check_fidelity(
             difference = tolerance.difference(value.cpu(), reference.cpu())
             differences[item.name] = difference
             if difference > tolerance.largest:
-                beyond.update(dict.fromkeys(item.inexact, tolerance.why_beyond(difference)))
+                beyond.update(dict.fromkeys(item.inexact, tolerance.excess_reason(difference)))
         elif not is_same_bits(value.cpu(), reference.cpu()):
             reason = f"{item.operator} gives other bits in a worker than in the trainer"
-            raise MustStay(reason, _calls(lowering)[item.name], [item.name])
+            raise CannotMove(reason, _calls(lowering)[item.name], [item.name])
         layout = (reference.dtype, tuple(reference.shape), reference.stride())
         if layout != item.layout(values):
-            raise MustStay(
+            raise CannotMove(
                 f"{item.operator} makes a tensor with the layout {layout}, "
                 f"expected {item.layout(values)}",
                 _calls(lowering)[item.name],
                 [item.name],
             )
     if beyond:
-        raise _BeyondTolerance(beyond)
+        raise _OutOfTolerance(beyond)
     return tuple(differences.get(item.name, 0.0) for item in planned.boundary)
 
 

@@ -29,7 +29,7 @@ from penstock.compat.operators import (
 )
 from penstock.compat.storages import identity
 from penstock.graph.operators import (
-    WHOLE_CALLS,
+    COMPOSITE_CALLS,
     functional_twin,
     is_declared,
     operator_name,
@@ -183,7 +183,7 @@ class Recorder(TorchDispatchMode):
         """Return the same nest with every tensor replaced by its present name."""
         return tree_map_only(torch.Tensor, self.name_of, value)
 
-    def record_whole(self, operator: OpOverload, args: list[Any]) -> Any:
+    def record_composite(self, operator: OpOverload, args: list[Any]) -> Any:
         """Record `operator` as one node, without the operators that it is composed of."""
         encoded = self._encode(args)
         self._paused = True
@@ -352,7 +352,7 @@ class Recorder(TorchDispatchMode):
         return [tensor for _, tensor in living if tensor is not None]
 
 
-class WholeOperators(TorchFunctionMode):
+class CompositeOperators(TorchFunctionMode):
     """Intercepts calls that must be recorded whole, before they are decomposed."""
 
     def __init__(self, recorder: Recorder) -> None:
@@ -367,8 +367,8 @@ class WholeOperators(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = dict(kwargs or {})
-        whole = WHOLE_CALLS.get(func)
+        whole = COMPOSITE_CALLS.get(func)
         described = whole(*args, **kwargs) if whole is not None else None
         if described is None:
             return func(*args, **kwargs)
-        return self._recorder.record_whole(*described)
+        return self._recorder.record_composite(*described)

@@ -109,7 +109,7 @@ def plan_program(
         leaves = _on_host(leaves)
         plans = price_plans(graph, leaves, _held(graph, constants), _planning(options))
         prefix = _C.extract_prefix(graph, plans.chosen, settings=_C.kernel_settings())
-    plan = _spoken_plan(graph, plans)
+    plan = _plan_of_program(graph, plans)
     if not prefix.output_keys:
         return ScriptCut(list(leaf_indices), call, program, plans.chosen, PlannedCut(plan, []), [])
     labels = plans.chosen.moved_labels(graph)
@@ -169,10 +169,10 @@ def plan_script(model: Any, leaves: Sequence[torch.Tensor], options: CutOptions)
         graph, _ = _C.place_on_devices(captured, list(leaves), constants)
         held = _held(graph, constants)
         plans = price_plans(graph, _on_host(leaves), held, _planning(options))
-        return _spoken_plan(graph, plans)
+        return _plan_of_program(graph, plans)
 
 
-def _spoken_plan(graph: _C.Graph, plans: _C.PricedPlans) -> Plan:
+def _plan_of_program(graph: _C.Graph, plans: _C.PricedPlans) -> Plan:
     """Return the plan of a program as a Plan."""
     # A call that cannot move was not run, so the sizes of its results are unknown.
     extents = {

@@ -26,7 +26,7 @@ from penstock.graph.recording import Name
 from penstock.graph.sizes import Unlowerable, expression_of, fold
 
 
-class MustStay(Unlowerable):
+class CannotMove(Unlowerable):
     """Raised for a moved or copied call that can only run in its original position.
 
     There, the call needs `values`. Another plan may do.
@@ -137,7 +137,7 @@ class _Assembly:
             return Unlowerable(reason)
         read = tree_leaves(list(self._lowering.reads[reader].values()))
         names = [value for value in read if isinstance(value, Name)]
-        return MustStay(reason, self.index_of[reader], names)
+        return CannotMove(reason, self.index_of[reader], names)
 
     def need_reads(self, node: fx.Node) -> None:
         for home in self._homes_read_by(node):

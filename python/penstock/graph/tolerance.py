@@ -52,9 +52,9 @@ class Tolerance:
         )
 
     def __str__(self) -> str:
-        return self.spoken(self.largest)
+        return self.format(self.largest)
 
-    def spoken(self, difference: float) -> str:
+    def format(self, difference: float) -> str:
         """Return a difference as text for users."""
         if math.isinf(difference):
             return "more than can be measured"
@@ -62,10 +62,10 @@ class Tolerance:
             return f"{difference:.3g} of the largest value"
         return f"{difference:,.0f} unit{'s' if difference != 1 else ''} in the last place"
 
-    def why_beyond(self, difference: float) -> str:
+    def excess_reason(self, difference: float) -> str:
         """Return why a call stays that would move by the tolerance."""
         return (
-            f"results that depend on it differ from the device's by {self.spoken(difference)}; "
+            f"results that depend on it differ from the device's by {self.format(difference)}; "
             f"cut_tolerance allows {self}"
         )
 
@@ -110,14 +110,14 @@ def with_differences(
         if call.index not in largest:
             return call
         difference = largest[call.index]
-        reason = call.reason.partition(_SEEN)[0]
-        reason += f"{_SEEN}{tolerance.spoken(difference)}"
+        reason = call.reason.partition(_DIFFERENCE_NOTE)[0]
+        reason += f"{_DIFFERENCE_NOTE}{tolerance.format(difference)}"
         return replace(call, reason=reason, largest_difference=difference)
 
     return replace(plan, moved=tuple(map(shown, plan.moved)))
 
 
-_SEEN = "; the largest difference so far is "
+_DIFFERENCE_NOTE = "; the largest difference so far is "
 
 
 def _real_numbers(tensor: torch.Tensor) -> torch.Tensor:

@@ -150,7 +150,9 @@ class DashboardAccess:
             return None
         return Refusal(401, f"the token in the address is wrong; use {_WHICH_TOKEN}")
 
-    def refusal_of_stranger(self, authorization: str | None, cookie: str | None) -> Refusal | None:
+    def refusal_of_credentials(
+        self, authorization: str | None, cookie: str | None
+    ) -> Refusal | None:
         """Check a request's headers, if present. The comparison takes constant time."""
         if self._token is None:
             return None

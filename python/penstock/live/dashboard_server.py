@@ -58,17 +58,17 @@ _HEADERS = {
 }
 # A page instead of a redirect: after a link on another site, a browser withholds a strict cookie
 # until a page of this site leads on.
-_ENTRANCE = (
+_FORWARDING_PAGE = (
     b'<!doctype html><html lang="en"><meta charset="utf-8"><title>penstock</title>'
     b'<meta http-equiv="refresh" content="0;url=/"><p><a href="/">Open the dashboard</a></p>'
 )
-HOLDERS_MAX = 32  # connections that have shown the token
-STRANGERS_MAX = 64  # connections that have not shown the token
-ADDRESS_STRANGERS_MAX = 32  # strangers from one address
+AUTHENTICATED_MAX = 32  # connections that have shown the token
+UNAUTHENTICATED_MAX = 64  # connections that have not shown the token
+ADDRESS_UNAUTHENTICATED_MAX = 32  # strangers from one address
 HEAD_S = 2.0  # from the start of a connection until its request is read
 CONNECTION_S = 10.0  # from the start of a connection until its end
 _BACKLOG = 128
-_TURN_S = 0.25
+_POLL_S = 0.25
 _CLOSE_S = 5.0  # for the threads of connections that close() ends
 _IPV6_SITE_BITS = 64  # the prefix length of a site; its owner has all addresses with that prefix
 HEAD_BYTES_MAX = 16 << 10
@@ -222,17 +222,17 @@ class _Handler(BaseHTTPRequestHandler):
         if is_entering:
             refusal = self.access.refusal_of_token(query["token"][-1])
         elif refusal is None:
-            refusal = self.access.refusal_of_stranger(
+            refusal = self.access.refusal_of_credentials(
                 headers.get("Authorization"), headers.get("Cookie")
             )
         if refusal is not None:
             more = {"WWW-Authenticate": 'Bearer realm="penstock"'} if refusal.status == 401 else {}
             self._send(refusal.status, f"{refusal.sentence}\n".encode(), _TEXT, **more)
-        elif not self.server.admit(self.connection, is_holder=self.access.has_token):
+        elif not self.server.admit(self.connection, is_authenticated=self.access.has_token):
             sentence = "too many connections are open; try again in a second"
             self._send(503, f"{sentence}\n".encode(), _TEXT, **{"Retry-After": "1"})
         elif is_entering:
-            self._send(200, _ENTRANCE, _HTML, **{"Set-Cookie": self.access.set_cookie()})
+            self._send(200, _FORWARDING_PAGE, _HTML, **{"Set-Cookie": self.access.set_cookie()})
         else:
             self._answer(target.path, query)
 
@@ -243,20 +243,20 @@ class _Handler(BaseHTTPRequestHandler):
                 path, query, self.headers.get("Accept", "")
             )
         except PenstockError as error:
-            self._send_trouble(503, f"pool status unavailable: {error}", is_api)
+            self._send_failure(503, f"pool status unavailable: {error}", is_api)
         except NoPageError:
-            self._send_trouble(
+            self._send_failure(
                 404, f"there is no page {path[:100]!r}; the dashboard is at /", is_api
             )
         except ValueError as error:
-            self._send_trouble(400, str(error), is_api)
+            self._send_failure(400, str(error), is_api)
         except Exception as error:  # otherwise the connection would be closed without an answer
             sentence = f"the dashboard failed at this address: {type(error).__name__}: {error}"
-            self._send_trouble(500, sentence, is_api)
+            self._send_failure(500, sentence, is_api)
         else:
             self._send(200, content, content_type)
 
-    def _send_trouble(self, status: int, sentence: str, is_api: bool) -> None:
+    def _send_failure(self, status: int, sentence: str, is_api: bool) -> None:
         if is_api:
             self._send(status, json_error(sentence), _JSON)
         else:
@@ -282,7 +282,7 @@ def json_error(sentence: str) -> bytes:
 class _Connection:
     source: str
     deadline: float
-    is_holder: bool = False
+    is_authenticated: bool = False
 
 
 class BoundedServer(ThreadingMixIn, HTTPServer):
@@ -302,7 +302,7 @@ class BoundedServer(ThreadingMixIn, HTTPServer):
         try:
             super().__init__((address.address, address.port), handler)
         except OSError as error:
-            raise _listening_trouble(address, error) from None
+            raise _listen_error(address, error) from None
 
     def server_bind(self) -> None:
         """Bind without looking up the machine's name, which may take long."""
@@ -314,7 +314,7 @@ class BoundedServer(ThreadingMixIn, HTTPServer):
 
     def start(self) -> None:
         self._thread = threading.Thread(
-            target=self.serve_forever, args=(_TURN_S,), name="penstock-dashboard", daemon=True
+            target=self.serve_forever, args=(_POLL_S,), name="penstock-dashboard", daemon=True
         )
         self._thread.start()
 
@@ -339,28 +339,30 @@ class BoundedServer(ThreadingMixIn, HTTPServer):
     def _make_room(self) -> None:
         """Close a stranger's connection if there are too many. Requires the lock. One is enough, as
         this is called for each new connection."""
-        strangers = Counter(one.source for one in self._connections.values() if not one.is_holder)
+        strangers = Counter(
+            one.source for one in self._connections.values() if not one.is_authenticated
+        )
         source, count = strangers.most_common(1)[0]
-        if count <= ADDRESS_STRANGERS_MAX and strangers.total() <= STRANGERS_MAX:
+        if count <= ADDRESS_UNAUTHENTICATED_MAX and strangers.total() <= UNAUTHENTICATED_MAX:
             return
         oldest = next(
             connection
             for connection, one in self._connections.items()
-            if one.source == source and not one.is_holder
+            if one.source == source and not one.is_authenticated
         )
         del self._connections[oldest]
         _end(oldest)
 
-    def admit(self, request: socket.socket, *, is_holder: bool) -> bool:
+    def admit(self, request: socket.socket, *, is_authenticated: bool) -> bool:
         """Extend the deadline of a connection whose request was read, and move it to a holder's
         place if it has shown the token. Returns False if no place is free."""
         with self._lock:
             connection = self._connections.get(request)
-            holder_count = sum(one.is_holder for one in self._connections.values())
-            if connection is None or (is_holder and holder_count >= HOLDERS_MAX):
+            holder_count = sum(one.is_authenticated for one in self._connections.values())
+            if connection is None or (is_authenticated and holder_count >= AUTHENTICATED_MAX):
                 return False
             connection.deadline += CONNECTION_S - HEAD_S
-            connection.is_holder = is_holder
+            connection.is_authenticated = is_authenticated
             return True
 
     def shutdown_request(self, request: Any) -> None:
@@ -400,7 +402,7 @@ def _source(host: str) -> str:
     return str(ipaddress.IPv6Network((int(address), _IPV6_SITE_BITS), strict=False))
 
 
-def _listening_trouble(address: ListenAddress, error: OSError) -> PenstockError:
+def _listen_error(address: ListenAddress, error: OSError) -> PenstockError:
     where = f"port {address.port} of {address.host}"
     if error.errno == errno.EADDRINUSE:
         return PenstockError(

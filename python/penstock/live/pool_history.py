@@ -71,15 +71,15 @@ class Change(NamedTuple):
 
 def changes_between(before: PoolView, after: PoolView) -> Iterator[Change]:
     """Yield the changes. Joins precede assignments, so that an assigned worker is known."""
-    yield from _comings(before, after)
+    yield from _arrivals(before, after)
     yield from _assignments(before, after)
     yield from _hedges(before, after)
     yield from _plans(before, after)
-    yield from _goings(before, after)
+    yield from _departures(before, after)
     yield from _scaling(before, after)
 
 
-def _comings(before: PoolView, after: PoolView) -> Iterator[Change]:
+def _arrivals(before: PoolView, after: PoolView) -> Iterator[Change]:
     known = _ids(before)
     for worker in after.workers:
         if worker.id not in known:
@@ -122,7 +122,7 @@ def _plans(before: PoolView, after: PoolView) -> Iterator[Change]:
             yield Change("replanned", text, trainer=trainer.id)
 
 
-def _goings(before: PoolView, after: PoolView) -> Iterator[Change]:
+def _departures(before: PoolView, after: PoolView) -> Iterator[Change]:
     there = _ids(after)
     for worker in before.workers:
         if worker.id in there:

@@ -376,25 +376,25 @@ class StatusPoller:
         self._interval_s = interval_s
         self._take = take
         self._fail = fail
-        self._news = threading.Condition()
+        self._condition = threading.Condition()
         self._is_closed = False
-        self._is_hurried = False
+        self._is_poll_due = False
         self._thread = threading.Thread(target=self._run, name="penstock-status", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def hurry(self) -> None:
+    def poll_now(self) -> None:
         """Ask immediately."""
-        with self._news:
-            self._is_hurried = True
-            self._news.notify_all()
+        with self._condition:
+            self._is_poll_due = True
+            self._condition.notify_all()
 
     def close(self) -> None:
         """End the thread, and wait for the request in flight, which has a time limit."""
-        with self._news:
+        with self._condition:
             self._is_closed = True
-            self._news.notify_all()
+            self._condition.notify_all()
         self._thread.join()
 
     def _run(self) -> None:
@@ -406,8 +406,8 @@ class StatusPoller:
                 self._fail(str(error))
             else:
                 self._take(view)
-            with self._news:
+            with self._condition:
                 left = began + self._interval_s - time.monotonic()
                 if left > 0:
-                    self._news.wait_for(lambda: self._is_closed or self._is_hurried, left)
-                self._is_hurried = False
+                    self._condition.wait_for(lambda: self._is_closed or self._is_poll_due, left)
+                self._is_poll_due = False

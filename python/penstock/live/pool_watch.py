@@ -220,7 +220,7 @@ def _shown(group: CallGroup) -> dict[str, Any]:
     name = first.operator
     if more:
         name = " at ".join(filter(None, (title_of(group, _TITLE_MAX), shared_places(group.calls))))
-    reasons = NumberedReasons(group.calls).spoken()
+    reasons = NumberedReasons(group.calls).sentences()
     members = [call.operator for call in group.calls]
     return {
         "name": name,

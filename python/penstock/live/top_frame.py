@@ -76,7 +76,7 @@ def frame(state: TopState, size: Size, now: float) -> list[Line]:
     if state.is_helping:
         return _clipped(list(_help_lines(state.table)), size)
     head = list(_head_lines(state, size.columns, now))
-    foot = list(_foot_lines(state, size.columns))
+    foot = list(_footer_lines(state, size.columns))
     room = size.lines - len(head) - len(foot)
     if room < 3:
         head = head[:1] if size.lines >= 4 else []
@@ -242,7 +242,7 @@ def _table_texts(table: Table, rows: Sequence[ShownRow]) -> list[tuple[str, Show
     return list(zip(lines, [None, *rows], strict=True))
 
 
-def _foot_lines(state: TopState, columns: int) -> Iterator[Line]:
+def _footer_lines(state: TopState, columns: int) -> Iterator[Line]:
     yield [Span(_detail_of(state), "dim")]
     if state.prompt is not None:
         shown = state.prompt.text

@@ -46,13 +46,13 @@ class Table:
     name: str
     columns: Sequence[Column]
     branch: str
-    rows: Callable[[Looks, bool], list[Row]]
+    rows: Callable[[DisplayData, bool], list[Row]]
     sort: str = ""  # the initial sort column; "" keeps the order of the rows
     is_descending: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Looks:
+class DisplayData:
     """The data of a display: the current pool, earlier ledgers of its trainers, and its events."""
 
     view: PoolView
@@ -66,17 +66,17 @@ _SILENT_S = 5.0
 _LIMITS = {"unknown": "-"}
 
 
-def _job_rows(looks: Looks, is_tree: bool) -> list[Row]:
+def _job_rows(display: DisplayData, is_tree: bool) -> list[Row]:
     rows: list[Row] = []
-    for group in job_groups(looks.view):
+    for group in job_groups(display.view):
         parent = None
         if is_tree and group.has_ranks:
             rows.append(_group_row(group))
             parent = rows[-1].id
         rows += [_trainer_row(rank, parent) for rank in group.ranks]
     if is_tree:
-        there = {one.id: one.user or "" for one in looks.view.trainers}
-        for worker in looks.view.workers:
+        there = {one.id: one.user or "" for one in display.view.trainers}
+        for worker in display.view.workers:
             if worker.works_for in there:
                 rows.append(
                     Row(
@@ -173,15 +173,15 @@ def _trainer_row(trainer: TrainerView, parent: str | None) -> Row:
     )
 
 
-def _worker_rows(looks: Looks, is_tree: bool) -> list[Row]:
-    titles = looks.view.job_titles()
+def _worker_rows(display: DisplayData, is_tree: bool) -> list[Row]:
+    titles = display.view.job_titles()
     rows = []
     if is_tree:  # workers below their hosts
-        for host in dict.fromkeys(worker.host for worker in looks.view.workers):
-            count = sum(worker.host == host for worker in looks.view.workers)
+        for host in dict.fromkeys(worker.host for worker in display.view.workers):
+            count = sum(worker.host == host for worker in display.view.workers)
             cells = {"worker": host, "state": f"{count} workers"}
             rows.append(Row(id=f"host {host}", cells=cells, detail="machine with its workers"))
-    for worker in looks.view.workers:
+    for worker in display.view.workers:
         rows.append(_worker_row(worker, titles, f"host {worker.host}" if is_tree else None))
     return rows
 
@@ -218,15 +218,15 @@ def _worker_row(worker: WorkerView, titles: Mapping[str, str], parent: str | Non
     )
 
 
-def _stage_rows(looks: Looks, is_tree: bool) -> list[Row]:
+def _stage_rows(display: DisplayData, is_tree: bool) -> list[Row]:
     rows = []
-    for group in job_groups(looks.view):
+    for group in job_groups(display.view):
         parent = None
         if is_tree and group.has_ranks:
             parent = f"group {group.id}"
             rows.append(Row(id=parent, cells={"job": group.title, "id": group.id[:8]}))
         rows += [
-            _stage_row(rank, looks.ledgers_before.get(rank.id), parent) for rank in group.ranks
+            _stage_row(rank, display.ledgers_before.get(rank.id), parent) for rank in group.ranks
         ]
     return rows
 
@@ -270,7 +270,7 @@ _EVENT_TONES = {
 }
 
 
-def _event_rows(looks: Looks, is_tree: bool) -> list[Row]:
+def _event_rows(display: DisplayData, is_tree: bool) -> list[Row]:
     return [
         Row(
             id=f"event {event.sequence}",
@@ -283,7 +283,7 @@ def _event_rows(looks: Looks, is_tree: bool) -> list[Row]:
             detail=event.text,
             tone=_EVENT_TONES.get(event.kind, ""),
         )
-        for event in reversed(looks.events)
+        for event in reversed(display.events)
     ]
 
 

@@ -169,7 +169,7 @@ class _Screen:
                 if action == "quit":
                     return
                 if action == "refresh":
-                    poller.hurry()
+                    poller.poll_now()
                 if action == "redraw":
                     self._window.clear()
         finally:

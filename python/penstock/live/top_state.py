@@ -11,7 +11,7 @@ from penstock.live.pool_view import Ledger, PoolView
 from penstock.live.top_rows import (
     TABLES,
     Column,
-    Looks,
+    DisplayData,
     Row,
     ShownRow,
     Table,
@@ -22,7 +22,7 @@ from penstock.live.top_rows import (
 
 _TEXT_MAX = 200  # of a search or a filter
 _COLUMNS_STEP = 8  # cells per step to the side
-_EVERYBODY = "all users"
+_ALL_USERS = "all users"
 
 
 @dataclass(slots=True)
@@ -108,8 +108,8 @@ class TopState:
         """Return all rows that pass the filter, in order."""
         if self.view is None:
             return []
-        looks = Looks(self.view, self._ledgers_before, self._events)
-        rows = self.table.rows(looks, self.is_tree)
+        display = DisplayData(self.view, self._ledgers_before, self._events)
+        rows = self.table.rows(display, self.is_tree)
         rows = sorted_rows(rows, self.place.sort, self.place.is_descending)
         fits_filter = matcher(self.filter)
 
@@ -242,16 +242,16 @@ class TopState:
         else:
             self._folded = {shown.row.parent for shown in self.rows() if shown.row.parent}
 
-    def _turn_tree(self) -> None:
+    def _toggle_tree(self) -> None:
         self.is_tree = not self.is_tree
 
-    def _turn_following(self) -> None:
+    def _toggle_following(self) -> None:
         self.is_following = not self.is_following
 
-    def _turn_pause(self) -> None:
+    def _toggle_pause(self) -> None:
         self.is_paused = not self.is_paused
 
-    def _turn_order(self) -> None:
+    def _toggle_order(self) -> None:
         self.place.is_descending = not self.place.is_descending
 
     def _help(self) -> None:
@@ -275,7 +275,7 @@ class TopState:
     def _open_users(self) -> None:
         view = self.view
         users = sorted({one.user for one in view.trainers if one.user}) if view is not None else []
-        choices = [("", _EVERYBODY), *((user, user) for user in users)]
+        choices = [("", _ALL_USERS), *((user, user) for user in users)]
         index = users.index(self.user) + 1 if self.user in users else 0
         self.menu = Menu("User", choices, index)
 
@@ -293,17 +293,17 @@ _ACTIONS: dict[str, Callable[[TopState], None]] = {
     "n": TopState._search_on,
     "f4": TopState._open_filter,
     "\\": TopState._open_filter,
-    "f5": TopState._turn_tree,
-    "t": TopState._turn_tree,
+    "f5": TopState._toggle_tree,
+    "t": TopState._toggle_tree,
     "f6": TopState._open_sort,
     "<": TopState._open_sort,
     ">": TopState._open_sort,
     ",": TopState._open_sort,
     ".": TopState._open_sort,
-    "I": TopState._turn_order,
+    "I": TopState._toggle_order,
     "u": TopState._open_users,
-    "F": TopState._turn_following,
-    "Z": TopState._turn_pause,
+    "F": TopState._toggle_following,
+    "Z": TopState._toggle_pause,
     " ": TopState._tag,
     "U": TopState._untag,
     "+": TopState._fold,

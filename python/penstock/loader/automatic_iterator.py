@@ -9,7 +9,7 @@ from collections import deque
 from typing import Any
 
 from penstock.compat.iterators import DatasetKind
-from penstock.loader.loader_face import LoaderFace
+from penstock.loader.loader_protocol import LoaderProtocol
 from penstock.loader.local_iterator import LocalPoolIter
 from penstock.loader.options import shard_count
 from penstock.stream.progress import GeneratorSnapshot, PullsReplayed
@@ -29,22 +29,22 @@ class AutomaticPoolIter(LocalPoolIter):
     place, and a native index stream is restarted with the generators as they were before.
     """
 
-    def __init__(self, loader: LoaderFace) -> None:
+    def __init__(self, loader: LoaderProtocol) -> None:
         self._loader = weakref.ref(loader)
         self._stretch = object()  # key of this pool's measurements in the meter
         self._is_replaceable = loader._dataset_kind == DatasetKind.Map and bool(loader.in_order)
         # The number of batches to request from the new workers.
-        self._asked_again: deque[Any] = deque()
+        self._reissued: deque[Any] = deque()
         self._ahead_s = 0.0  # waited while looking ahead, since the last batch
         super().__init__(loader)
 
-    def _open_source(self, loader: LoaderFace) -> None:
+    def _open_source(self, loader: LoaderProtocol) -> None:
         self._num_workers = int(self._num_workers)  # datasets get a plain int
         super()._open_source(loader)
 
-    def _reset(self, loader: LoaderFace, first_iter: bool = False) -> None:
+    def _reset(self, loader: LoaderProtocol, first_iter: bool = False) -> None:
         self._end_stretch()
-        self._asked_again.clear()
+        self._reissued.clear()
         count = loader.num_workers
         if isinstance(count, AutomaticCount) and count != self._num_workers:
             self._progress.point = None  # of a finished epoch
@@ -59,12 +59,12 @@ class AutomaticPoolIter(LocalPoolIter):
         super()._begin_requests()
 
     def _next_index(self) -> Any:
-        return self._asked_again.popleft() if self._asked_again else super()._next_index()
+        return self._reissued.popleft() if self._reissued else super()._next_index()
 
     def _next_data(self) -> Any:
         loader = self._measured_loader()
         if loader is not None and loader.num_workers != self._num_workers and self._can_replace():
-            self._go_on_with_another_pool(loader)
+            self._continue_with_new_pool(loader)
         # Waiting for batches that are looked at ahead is waiting for batches, only called
         # elsewhere.
         called_at = time.monotonic() - self._ahead_s
@@ -85,7 +85,7 @@ class AutomaticPoolIter(LocalPoolIter):
         finally:
             self._ahead_s += time.monotonic() - called_at
 
-    def _sure_workers(self) -> tuple[int, str]:
+    def _guaranteed_workers(self) -> tuple[int, str]:
         return 1, 'num_workers="auto", which may choose 1'
 
     def _note_answer(self, called_at: float) -> None:
@@ -108,13 +108,13 @@ class AutomaticPoolIter(LocalPoolIter):
         if loader is not None and loader._tuner.has_stretch(self._stretch):
             loader._tuner.end_stretch(self.source.counters())
 
-    def _choose(self, loader: LoaderFace) -> None:
+    def _choose(self, loader: LoaderProtocol) -> None:
         is_iterable = self._dataset_kind == DatasetKind.Iterable
         count = loader._tuner.choose(self._shard_count if is_iterable else None)
         if count != self._num_workers:
             loader.num_workers = AutomaticCount(count)
 
-    def _measured_loader(self) -> LoaderFace | None:
+    def _measured_loader(self) -> LoaderProtocol | None:
         """Return the loader if this is its newest iterator and chooses its number of workers."""
         loader = self._loader()
         if loader is None or loader._progress is not self._progress:
@@ -130,17 +130,17 @@ class AutomaticPoolIter(LocalPoolIter):
         left_count = len(self._index_sampler) - self._progress.answered_count
         return left_count > self._prefetch_depth * self._num_workers + 1
 
-    def _go_on_with_another_pool(self, loader: LoaderFace) -> None:
+    def _continue_with_new_pool(self, loader: LoaderProtocol) -> None:
         self._replace_pool(loader)
         self._progress.share_out(self._shard_count)
-        self._asked_again = self._unanswered().copy()
+        self._reissued = self._unanswered().copy()
         if self._recipe is None:
             self._begin_requests()
             return
         with PullsReplayed(self._before_pulls, loader):
             self._begin_requests()
 
-    def _replace_pool(self, loader: LoaderFace) -> None:
+    def _replace_pool(self, loader: LoaderProtocol) -> None:
         count_before = self._num_workers
         self._workers_are_used = False
         self._close_source()  # first: workers must be forked while no native thread runs
@@ -153,7 +153,7 @@ class AutomaticPoolIter(LocalPoolIter):
             loader.num_workers = AutomaticCount(count_before)
             self._open_source_of(count_before, loader)
 
-    def _open_source_of(self, count: int, loader: LoaderFace) -> None:
+    def _open_source_of(self, count: int, loader: LoaderProtocol) -> None:
         self._num_workers = count
         self._shard_count = shard_count(loader)
         self._open_source(loader)

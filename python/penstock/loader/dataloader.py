@@ -21,6 +21,7 @@ from penstock.compat.iterators import BaseIterator
 from penstock.errors import ClosedError, FallbackError
 from penstock.graph.link import Link
 from penstock.loader.automatic_iterator import AutomaticPoolIter
+from penstock.loader.client_cache import ClientCache
 from penstock.loader.device import has_device, is_auto, staged_device
 from penstock.loader.flat_arguments import (
     NOT_GIVEN,
@@ -60,33 +61,32 @@ from penstock.loader.options import (
     shard_count,
     shown_options,
 )
-from penstock.loader.parked_client import ParkedClient
 from penstock.loader.rank_agreement import (
     check_replicable,
     compare_ranks,
     facts_of,
     facts_of_replica,
     facts_of_shards,
-    speaks_for_group,
+    is_group_leader,
 )
 from penstock.loader.rank_states import part_of_rank
 from penstock.loader.skipped_samples import SkippedSample, SkippedSamples, epoch_skips
 from penstock.loader.source import with_workers_apart
 from penstock.loader.started_prefetch import StartedPrefetch, check_can_start
 from penstock.loader.stats import LoaderReport, LoaderStats, make_report
-from penstock.loader.step_times import PastWork, step_times
+from penstock.loader.step_times import WorkTimes, step_times
 from penstock.loader.variable_pool import (
+    begin_on_trial,
     begin_sendable,
-    begin_tried,
+    drop_pool_if_state_has_none,
+    drop_pool_if_unsendable,
     has_sent_batch,
     is_on_trial,
-    leave_pool_of_another_state,
-    leave_unsendable,
     named_pool,
     use_variable,
 )
-from penstock.pool.job_pickle import KnownPickle
-from penstock.pool.travelling_code import TravellingCode
+from penstock.pool.job_pickle import PickleCache
+from penstock.pool.travelling_code import CodePacker
 from penstock.pool.worker_spec import arena_bytes
 from penstock.program_line import warn
 from penstock.ranks.replica_group import ReplicaGroup, ranks_of
@@ -129,7 +129,7 @@ class _StateMethod:
         return types.MethodType(self._function, loader)
 
 
-def _where_it_has_state(method: _Method) -> _Method:
+def _state_method(method: _Method) -> _Method:
     return cast(_Method, _StateMethod(method))
 
 
@@ -378,7 +378,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         remainder: Literal["pad", "drop", "uneven"] | None | NotGiven = NOT_GIVEN,
         replica_group: Sequence[int] | ProcessGroup | DeviceMesh | None | NotGiven = NOT_GIVEN,
     ) -> None:
-        self._set_own_state()
+        self._init_private_state()
         flat = {
             "keys": keys,
             "code_paths": code_paths,
@@ -549,10 +549,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._is_closed = True
         # The last one first; all of them, even if one raises or is interrupted.
         with contextlib.ExitStack() as ending:
-            ending.callback(self._parked_client.end)
+            ending.callback(self._client_cache.end)
             if self._step_agreement is not None:
                 ending.callback(self._step_agreement.close)
-            for iterator in {*self._given_iterators, *self._live_iterators}:
+            for iterator in {*self._returned_iterators, *self._live_iterators}:
                 ending.callback(_end_iterator, iterator)
             ending.callback(self._drop_started)
         self._iterator = self._newest_iterator = None
@@ -567,16 +567,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         began_at = time.perf_counter()
         started, self._started = self._started, None
         if started is None:
-            iterator: Any = begin_tried(self, self._begin_iterator)
-        elif started.is_of_use(self):
+            iterator: Any = begin_on_trial(self, self._begin_iterator)
+        elif started.is_reusable(self):
             iterator = started.iterator
             if started.is_fresh and is_on_trial(self) and not has_sent_batch(self, iterator):
-                iterator = started.begin_anew(self, self._begin_iterator)
+                iterator = started.restart(self, self._begin_iterator)
             iterator.begin_delivery(self)  # a model may have been offloaded since
         else:
-            iterator = started.begin_anew(self, self._begin_iterator)
+            iterator = started.restart(self, self._begin_iterator)
         self._newest_iterator = weakref.ref(iterator)
-        self._given_iterators.add(iterator)
+        self._returned_iterators.add(iterator)
         begin_steps = getattr(iterator, "begin_steps", None)  # torch's iterator has none
         if begin_steps is not None:
             begin_steps(time.perf_counter() - began_at)
@@ -585,15 +585,15 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return cast(BaseIterator, iterator)
 
     def _begin_iterator(self) -> BaseIterator:
-        return begin_sendable(self, self._begin_as_it_is)  # type: ignore[no-any-return]
+        return begin_sendable(self, self._check_and_begin)  # type: ignore[no-any-return]
 
-    def _begin_as_it_is(self) -> BaseIterator:
+    def _check_and_begin(self) -> BaseIterator:
         check_options(self)
         live = getattr(self, "_iterator", None)  # frameworks delete it
         if isinstance(live, LocalPoolIter) and live.own_options != own_options(self):
             live._shutdown_workers()  # persistent workers keep the dataset they were started with
             self._iterator = None
-        if self.shard_by_rank and not self._are_ranks_compared and speaks_for_group(self):
+        if self.shard_by_rank and not self._are_ranks_compared and is_group_leader(self):
             self._compare_ranks()
         if self.replica_group is not None and self._replicas is None:
             self._join_replicas(self.replica_group)
@@ -613,10 +613,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _compare_ranks(self) -> None:
         facts = facts_of_shards if reads_shards_of_rank(self) else facts_of
-        compare_ranks(self, facts(self, self._place_to_begin()))
+        compare_ranks(self, facts(self, self._epoch_start()))
         self._are_ranks_compared = True
 
-    def _place_to_begin(self) -> dict[str, Any]:
+    def _epoch_start(self) -> dict[str, Any]:
         """Return the start of the next epoch, for a comparison with other ranks."""
         state = self._loaded_state or {}
         return {
@@ -627,7 +627,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _join_replicas(self, ranks: tuple[int, ...]) -> None:
         check_replicable(self)
-        facts = facts_of_replica(self, self._place_to_begin())
+        facts = facts_of_replica(self, self._epoch_start())
         self._replicas = ReplicaGroup(ranks, facts, arena_bytes())
 
     def _iterate_pool(self) -> BaseIterator:
@@ -640,7 +640,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             self._iterator._reset(self)
         return self._iterator
 
-    def _set_own_state(self) -> None:
+    def _init_private_state(self) -> None:
         self._provenance: ProvenanceTable | None = None
         self._plan: Plan | None = None
         self._workers_apart: dict[str, str] = {}  # as PoolClient.workers_apart
@@ -651,19 +651,19 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._fallback_reason: str | None = None
         self._iterator_kind: str | None = None
         self._past_counters: Counter[str] = Counter()
-        self._past_work = PastWork()
+        self._work_times = WorkTimes()
         self._iter_count = 0  # calls of iter()
         self._iter_s = 0.0  # that they took
         self._live_iterators: weakref.WeakSet[LocalPoolIter] = weakref.WeakSet()
-        self._given_iterators: weakref.WeakSet[BaseIterator] = weakref.WeakSet()  # by iter()
+        self._returned_iterators: weakref.WeakSet[BaseIterator] = weakref.WeakSet()  # by iter()
         self._newest_iterator = None
         self._started = None
-        self._parked_client = ParkedClient()
+        self._client_cache = ClientCache()
         self._replicas = None
         self._step_agreement = None
         self._skipped_samples = SkippedSamples()
-        self._travelling_code = TravellingCode()
-        self._known_pickle = KnownPickle()
+        self._code_packer = CodePacker()
+        self._pickle_cache = PickleCache()
         self._epoch_count = 0
         self._begun_count = 0  # epochs that an iterator was made or reset for
         self._draw_warning = DrawWarning()
@@ -739,7 +739,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             print(loader.stats().wait_s)  # seconds that the trainer waited for batches
         """
         counters = Counter(self._past_counters)
-        work = self._past_work.copy()
+        work = self._work_times.copy()
         for iterator in list(self._live_iterators):
             counters.update(iterator.counters())
             iterator.add_work(work)
@@ -872,11 +872,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """
         self._check_open("start_prefetch()")
         check_can_start(self)
-        if self._started is None or not self._started.is_of_use(self):
+        if self._started is None or not self._started.is_reusable(self):
             self._drop_started()
             self._started = StartedPrefetch(self, self._begin_iterator)
 
-    @_where_it_has_state
+    @_state_method
     def state_dict(self) -> dict[str, Any]:
         """Return the loader's position in its stream, for :meth:`load_state_dict`.
 
@@ -929,7 +929,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 ...
         """
         self._check_open("load_state_dict()")
-        leave_unsendable(self)
+        drop_pool_if_unsendable(self)
         check_has_state(self)
         if not isinstance(state_dict, Mapping):
             raise TypeError(
@@ -938,7 +938,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             )
         if state_dict:
             state_dict = part_of_rank(self, dict(state_dict))
-            leave_pool_of_another_state(self, state_dict)
+            drop_pool_if_state_has_none(self, state_dict)
             check_state(self, state_dict)
             self._skipped_samples.load(state_dict)
         else:
@@ -958,7 +958,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._are_ranks_compared = False
 
     def _make_state(self) -> dict[str, Any]:
-        leave_unsendable(self)
+        drop_pool_if_unsendable(self)
         self._want_states()
         if self._started is not None:
             return self._started.state
@@ -1092,14 +1092,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         # the plan of a model, measurements.
         self._drop_started()
         left_here = {
-            "_given_iterators",
+            "_returned_iterators",
             "_is_closed",
             "_live_iterators",
             "_newest_iterator",
-            "_parked_client",
+            "_client_cache",
             "_replicas",
-            "_travelling_code",
-            "_known_pickle",
+            "_code_packer",
+            "_pickle_cache",
             "_provenance",
             "_plan",
             "_plan_changes",
@@ -1119,7 +1119,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # The state may be from torch's loader, pickled where penstock was not installed.
-        self._set_own_state()
+        self._init_private_state()
         self.__dict__.update({**DEFAULTS, **state})
 
 

@@ -12,7 +12,7 @@ import torch
 from penstock import _C
 from penstock.compat.iterators import ExceptionWrapper, pin_memory
 from penstock.errors import PenstockError
-from penstock.loader.parked_client import Recaller
+from penstock.loader.client_cache import Recaller
 from penstock.tracking.batch_origin import BatchHandle, ProvenanceTable, WithheldLeaves
 
 

@@ -73,7 +73,7 @@ def _cuda(device: torch.device | str | int, wanted: torch.device) -> torch.devic
     if not torch.cuda.is_available():
         raise UnsupportedError(
             f"device={device!r} was asked for, but torch finds no CUDA device here "
-            f"({_why_there_is_no_cuda()}); pass device=None or run where there is one"
+            f"({_cuda_error()}); pass device=None or run where there is one"
         )
     if wanted.index is None:
         return torch.device("cuda", torch.cuda.current_device())
@@ -93,7 +93,7 @@ def _counted(
     return wanted
 
 
-def _why_there_is_no_cuda() -> str:
+def _cuda_error() -> str:
     """Return torch's reason: a driver that is missing or too old, a build without CUDA."""
     try:
         torch.cuda.init()

@@ -18,7 +18,7 @@ import torch
 from penstock.compat.iterators import BaseIterator, DatasetKind, SingleProcessIterator
 from penstock.errors import UnsupportedError, add_note
 from penstock.loader.device import move_batch, names_device
-from penstock.loader.loader_face import LoaderFace
+from penstock.loader.loader_protocol import LoaderProtocol
 from penstock.loader.lookahead import check_arguments, indices_from
 from penstock.loader.options import (
     drawing_threads,
@@ -45,7 +45,7 @@ from penstock.stream.shard_state import (
     shard_state,
 )
 from penstock.worker.fetching import FetchSpec, InProcessFetcher
-from penstock.worker.map_fetchers import spoken_sample, timed_collate
+from penstock.worker.map_fetchers import format_sample, timed_collate
 from penstock.worker.partial_batch import (
     PartialBatch,
     SkipReport,
@@ -60,9 +60,9 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
 
     makes_batches = True  # in the trainer itself
 
-    def __init__(self, loader: LoaderFace) -> None:
+    def __init__(self, loader: LoaderProtocol) -> None:
         progress = self._progress = loader._begin_progress()
-        self._ledger = InProcessLedger(loader._past_counters, loader._past_work)
+        self._ledger = InProcessLedger(loader._past_counters, loader._work_times)
         self._asked_for: Any = None  # indices of the batch made last
         self._counters: dict[str, Any] = loader._past_counters
         self.watched_loader = weakref.ref(loader)
@@ -113,7 +113,7 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
             self._num_yielded = point.yielded_count
         self._steps = steps_of_job(loader)
         progress.sampler.is_ahead = self._steps is not None  # by the batch of the next step
-        self._held: _Held | None = None  # made, and delivered when all ranks take its step
+        self._outcome: _Outcome | None = None  # made, and delivered when all ranks take its step
         self._is_order_drawn = False
         self._is_order_of_globals = (
             False  # drawn from the global generators, before the first batch
@@ -140,7 +140,7 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
     def release(self) -> None:
         """Ends the threads that fetch, and lets go of the dataset's iterator: its loader is closed,
         and no batch follows."""
-        self._held = None
+        self._outcome = None
         self._progress.finish_resuming = None
         self._progress.end_iterator(has_state=False)
         self._dataset_fetcher = None
@@ -160,22 +160,22 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
             return fetcher.has_state()
         return is_stateful(self._dataset) or is_stateful(getattr(fetcher, "dataset_iter", None))
 
-    def _make_fetcher(self, loader: LoaderFace) -> Any:
+    def _make_fetcher(self, loader: LoaderProtocol) -> Any:
         pool = make_pool(loader.fetch_threads)
         return self._timed_spec(loader).make_fetcher(self._dataset, pool)
 
-    def _timed_spec(self, loader: LoaderFace, shards: RankShards | None = None) -> FetchSpec:
+    def _timed_spec(self, loader: LoaderProtocol, shards: RankShards | None = None) -> FetchSpec:
         spec = FetchSpec.of(self, loader.fetch_threads, shards, skip_limit(loader))
         return dataclasses.replace(spec, clock=self._ledger.clock)
 
-    def _time_fetches(self, loader: LoaderFace) -> None:
+    def _time_fetches(self, loader: LoaderProtocol) -> None:
         if self._dataset_kind == DatasetKind.Map:
             self._dataset_fetcher = self._make_fetcher(loader)
         else:  # it has started to iterate the dataset
             fetcher = self._dataset_fetcher
             fetcher.collate_fn = timed_collate(self._ledger.clock, fetcher.collate_fn)
 
-    def _watch_first_fetch(self, loader: LoaderFace) -> None:
+    def _watch_first_fetch(self, loader: LoaderProtocol) -> None:
         """Make a pass start at the first batch, if the dataset was resumed before."""
         resumed = loader._resumed_datasets.get(0)
         if resumed is None or self._dataset_kind != DatasetKind.Iterable:
@@ -184,19 +184,19 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
 
         def fetch_first(indices: Any) -> Any:
             del fetcher.fetch  # later fetches are unwrapped
-            return resumed.fetch_first(lambda: fetcher.fetch(indices), begin_anew)
+            return resumed.fetch_first(lambda: fetcher.fetch(indices), restart)
 
-        def begin_anew() -> None:
+        def restart() -> None:
             fetcher.dataset_iter = iter(self._dataset)
             fetcher.ended = False
 
         fetcher.fetch = fetch_first
 
-    def _continue_iteration(self, loader: LoaderFace, start: ShardStart) -> None:
+    def _continue_iteration(self, loader: LoaderProtocol, start: ShardStart) -> None:
         indices = [None] * loader.batch_size if loader.batch_size is not None else None
         continue_iteration(self._dataset_fetcher, start, indices, lambda place: None)
 
-    def _finish_resuming(self, loader: LoaderFace) -> None:
+    def _finish_resuming(self, loader: LoaderProtocol) -> None:
         """Give the dataset its state.
 
         Call last, since the state may be the state of the global generators, from which the
@@ -217,7 +217,7 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
             self._watch_first_fetch(loader)
         for indices, number, first_place in self._repeats.pop(0, ()):
             with contextlib.suppress(Exception):  # it was raised before the state was taken
-                self._make_again(indices, number, first_place)
+                self._recreate_batch(indices, number, first_place)
         self._progress.shard_states_now = self._states_reader()
         if self._is_order_of_globals and have_moved(before):
             # When the state was taken, the order had not been drawn yet from these generators.
@@ -225,10 +225,10 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
             self._note_order()
             self._pull_ahead()
 
-    def _make_again(self, indices: Any, number: int, first_place: int) -> None:
+    def _recreate_batch(self, indices: Any, number: int, first_place: int) -> None:
         fetcher = self._dataset_fetcher
         if isinstance(fetcher, InProcessFetcher):
-            fetcher.make_again(indices, number, first_place)
+            fetcher.recreate_batch(indices, number, first_place)
         else:
             without_errors(fetcher.fetch(indices))
 
@@ -297,29 +297,29 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
         finally:
             self._ledger.end_batch(self._progress.answered_count, self._asked_for)
 
-    def _look(self, wait_s: float, waited_s: float) -> Ready:
+    def _poll_ready(self, wait_s: float, waited_s: float) -> Ready:
         """Make the batch of the next step, for the steps that all ranks take. It may remain unused:
         until it is delivered, the states are the ones before it."""
-        if self._held is None:
+        if self._outcome is None:
             if self._progress.state_interval is not None:
                 states = self._progress.shard_states
                 self._progress.shard_states_now = lambda: states
-            self._held = _Held.of(self._make_batch)
-        is_all = isinstance(self._held.error, StopIteration)
-        return Ready(int(not is_all), is_all, raises=self._held.error is not None and not is_all)
+            self._outcome = _Outcome.of(self._make_batch)
+        is_all = isinstance(self._outcome.error, StopIteration)
+        return Ready(int(not is_all), is_all, raises=self._outcome.error is not None and not is_all)
 
     def _make_common(self, steps: CommonSteps) -> Any:
         """Make a batch when all ranks take its step."""
         began_at, placed_s = time.perf_counter(), self._ledger.placed_s
         try:
-            if not steps.take_turn(self._look):
+            if not steps.take_step(self._poll_ready):
                 raise StopIteration
         finally:
             made_s = self._ledger.placed_s - placed_s
             ended_at = time.perf_counter()
             self._ledger.note("ranks_s", ended_at - began_at - made_s)
             self.ranks_window = (began_at, ended_at)
-        held, self._held = self._held, None
+        held, self._outcome = self._outcome, None
         self._progress.shard_states_now = self._states_reader()
         assert held is not None
         return held.give()
@@ -363,7 +363,7 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
             self._progress.finish()
             raise
         except Exception as error:
-            if sample := spoken_sample(error):
+            if sample := format_sample(error):
                 add_note(error, f"raised for {sample}")
             self._note_answer(is_error=True)
             raise
@@ -410,18 +410,18 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
         answer(shard_id, is_error)
 
 
-class _Held(NamedTuple):
+class _Outcome(NamedTuple):
     """Batch, or the exception in its place."""
 
     batch: Any
     error: Exception | None
 
     @staticmethod
-    def of(make: Callable[[], Any]) -> _Held:
+    def of(make: Callable[[], Any]) -> _Outcome:
         try:
-            return _Held(make(), None)
+            return _Outcome(make(), None)
         except Exception as error:
-            return _Held(None, error)
+            return _Outcome(None, error)
 
     def give(self) -> Any:
         if self.error is not None:

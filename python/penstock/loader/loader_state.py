@@ -27,7 +27,7 @@ from torch.utils.data import (
 
 from penstock.compat.iterators import DatasetKind
 from penstock.errors import StateUnsupportedError
-from penstock.loader.loader_face import LoaderFace
+from penstock.loader.loader_protocol import LoaderProtocol
 from penstock.loader.options import (
     has_pool,
     is_parallel,
@@ -61,13 +61,13 @@ from penstock.stream.shard_state import (
 )
 
 _VERSION = 1
-_VERSION_OUT_OF_TURN = 2  # of a state with places that were skipped, which older readers miss
+_VERSION_WITH_SKIPS = 2  # of a state with places that were skipped, which older readers miss
 _VERSION_OF_SNAPSHOTS = 3  # parts may be from before or after the state's place
 _NEVER = 1 << 62
 _T = TypeVar("_T")
 
 
-def check_has_state(loader: LoaderFace) -> None:
+def check_has_state(loader: LoaderProtocol) -> None:
     """Raise StateUnsupportedError if the loader's place in its stream cannot be determined."""
     if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
         raise StateUnsupportedError(
@@ -83,7 +83,7 @@ def check_has_state(loader: LoaderFace) -> None:
 
 
 def make_state(
-    loader: LoaderFace, progress: Progress | None, asks_workers: bool = True
+    loader: LoaderProtocol, progress: Progress | None, asks_workers: bool = True
 ) -> dict[str, Any]:
     """Return the state of a loader whose last ``iter()`` started ``progress``.
 
@@ -97,7 +97,7 @@ def make_state(
     return sealed(state) if is_same_on_all_ranks(loader) else state
 
 
-def _note_skipped(loader: LoaderFace, state: dict[str, Any], progress: Progress | None) -> None:
+def _note_skipped(loader: LoaderProtocol, state: dict[str, Any], progress: Progress | None) -> None:
     """Add the samples that were left out. Ranks with one state for all have different ones."""
     skipped = loader._skipped_samples
     if is_same_on_all_ranks(loader) or (loader.on_error == "raise" and len(skipped) == 0):
@@ -106,7 +106,7 @@ def _note_skipped(loader: LoaderFace, state: dict[str, Any], progress: Progress 
     state["skipped"] = skipped.to_state(of_epoch)
 
 
-def state_interval(loader: LoaderFace) -> int:
+def state_interval(loader: LoaderProtocol) -> int:
     """Return the number of steps between snapshots, once states are wanted."""
     is_map = loader._dataset_kind == DatasetKind.Map
     if is_map and (not loader.in_order or loader.shard_by_rank):
@@ -114,18 +114,20 @@ def state_interval(loader: LoaderFace) -> int:
     return int(loader.snapshot_every_n_steps) or _NEVER
 
 
-def loaded_state(loader: LoaderFace, state: dict[str, Any]) -> dict[str, Any]:
+def loaded_state(loader: LoaderProtocol, state: dict[str, Any]) -> dict[str, Any]:
     """Return the state of a loader that loaded ``state`` and has not started its iteration."""
     state = copied_state(state)
     return sealed(state) if is_same_on_all_ranks(loader) else state
 
 
-def is_same_on_all_ranks(loader: LoaderFace) -> bool:
+def is_same_on_all_ranks(loader: LoaderProtocol) -> bool:
     """Return whether a rank's state is the job's state: not if each rank has its own shards."""
     return bool(loader.shard_by_rank) and loader._dataset_kind == DatasetKind.Map
 
 
-def _state_at(loader: LoaderFace, progress: Progress | None, asks_workers: bool) -> dict[str, Any]:
+def _state_at(
+    loader: LoaderProtocol, progress: Progress | None, asks_workers: bool
+) -> dict[str, Any]:
     """Make the state for make_state(), without the place of the loader's rank among others."""
     is_under_way = (
         progress is not None and progress.base_seed is not None and not progress.is_finished
@@ -168,14 +170,14 @@ def _state_at(loader: LoaderFace, progress: Progress | None, asks_workers: bool)
         shards={
             "counts": list(progress.shard_counts),
             "last": progress.last_shard_id,
-            "states": _none_if_all_are(_states_of_shards(loader, progress)),
-            "before": _none_if_all_are(progress.states_before),
+            "states": _none_if_all_none(_states_of_shards(loader, progress)),
+            "before": _none_if_all_none(progress.states_before),
         },
     )
     _note_sampler(loader, progress, state)
     left = progress.left
     if left.missing:
-        state["version"] = max(state["version"], _VERSION_OUT_OF_TURN)
+        state["version"] = max(state["version"], _VERSION_WITH_SKIPS)
         state["left"] = {"through": left.through, "missing": list(left.missing)}
     if any(isinstance(one, dict) and "batches" in one for one in state["shards"]["states"] or ()):
         state["version"] = _VERSION_OF_SNAPSHOTS
@@ -186,7 +188,7 @@ def _state_at(loader: LoaderFace, progress: Progress | None, asks_workers: bool)
     return state
 
 
-def _note_sampler(loader: LoaderFace, progress: Progress, state: dict[str, Any]) -> None:
+def _note_sampler(loader: LoaderProtocol, progress: Progress, state: dict[str, Any]) -> None:
     """Add the state of the sampler in the middle of an epoch."""
     first = progress.left.first
     if progress.sampler.pull_count == 0 or (first == 0 and progress.samplers_before is not None):
@@ -209,7 +211,7 @@ def _note_sampler(loader: LoaderFace, progress: Progress, state: dict[str, Any])
         state["sampler"]["samples"] = progress.share.samples_before(place.pull_count)
 
 
-def _states_of_shards(loader: LoaderFace, progress: Progress) -> list[Any]:
+def _states_of_shards(loader: LoaderProtocol, progress: Progress) -> list[Any]:
     """Return the states of the shards of an epoch under way; None for shards that start at their
     first batch, or are read again from there."""
     states = progress.shard_states
@@ -233,7 +235,7 @@ def _states_of_shards(loader: LoaderFace, progress: Progress) -> list[Any]:
     return states
 
 
-def _can_repeat(loader: LoaderFace, progress: Progress) -> bool:
+def _can_repeat(loader: LoaderProtocol, progress: Progress) -> bool:
     """Return whether a resume knows the batches that a worker made of a map-style dataset."""
     if loader._dataset_kind != DatasetKind.Map:
         return True
@@ -243,7 +245,7 @@ def _can_repeat(loader: LoaderFace, progress: Progress) -> bool:
     )
 
 
-def states_at_end(loader: LoaderFace, progress: Progress, asks_workers: bool) -> list[Any]:
+def states_at_end(loader: LoaderProtocol, progress: Progress, asks_workers: bool) -> list[Any]:
     """Return the states of the shards after an epoch, of workers that stay. With ``asks_workers``,
     request the states that they have not sent."""
     states = progress.shard_states
@@ -263,7 +265,7 @@ def _state_of(dataset: Any) -> Any:
         return StateFailure.of(dataset, error)
 
 
-def _state_of_last_iterator(loader: LoaderFace, progress: Progress | None) -> Any:
+def _state_of_last_iterator(loader: LoaderProtocol, progress: Progress | None) -> Any:
     """Return the state of the dataset's iterator after an epoch in this process. None if it has
     none, if it is the dataset itself, and if no state that it can set outlives it."""
     if progress is None or is_parallel(loader) or is_seeded_by_batch(loader):
@@ -275,7 +277,7 @@ def _state_of_last_iterator(loader: LoaderFace, progress: Progress | None) -> An
     return of_shard.get("iterator") if is_apart else None
 
 
-def _generators(loader: LoaderFace, snapshot: GeneratorSnapshot) -> dict[str, Any]:
+def _generators(loader: LoaderProtocol, snapshot: GeneratorSnapshot) -> dict[str, Any]:
     """Return the generators that the stream is drawn from. Each rank has its own global ones."""
     states = _snapshot_to_json(snapshot)
     if loader.shard_by_rank:
@@ -283,7 +285,7 @@ def _generators(loader: LoaderFace, snapshot: GeneratorSnapshot) -> dict[str, An
     return states
 
 
-def _none_if_all_are(states: list[Any]) -> list[Any] | None:
+def _none_if_all_none(states: list[Any]) -> list[Any] | None:
     return states if any(one is not None for one in states) else None
 
 
@@ -299,9 +301,9 @@ def _raise_failures(state: dict[str, Any]) -> None:
             )
 
 
-def check_state(loader: LoaderFace, state: dict[str, Any]) -> None:
+def check_state(loader: LoaderProtocol, state: dict[str, Any]) -> None:
     """Raise ValueError when this loader cannot continue from ``state``."""
-    if "built" not in state and _is_of_torchdata(state):
+    if "built" not in state and _is_torchdata_state(state):
         raise ValueError(
             "the state is of StatefulDataLoader of torchdata, which keeps other things than "
             "penstock's DataLoader; finish the epoch with torchdata, or begin a new epoch here "
@@ -313,7 +315,7 @@ def check_state(loader: LoaderFace, state: dict[str, Any]) -> None:
             f"penstock's DataLoader; load a result of its state_dict()"
         )
     version = state.get("version")
-    known = (_VERSION, _VERSION_OUT_OF_TURN, _VERSION_OF_SNAPSHOTS)
+    known = (_VERSION, _VERSION_WITH_SKIPS, _VERSION_OF_SNAPSHOTS)
     if type(version) is not int or version not in known:
         raise ValueError(
             f"the state is of version {version!r} and this penstock reads versions "
@@ -360,13 +362,13 @@ def check_state(loader: LoaderFace, state: dict[str, Any]) -> None:
         )
 
 
-def _is_of_torchdata(state: dict[str, Any]) -> bool:
+def _is_torchdata_state(state: dict[str, Any]) -> bool:
     of_workers = {"_snapshot", "_steps_since_snapshot"}
     of_one_process = {"_sampler_iter_yielded", "_num_yielded"}
     return any(names <= state.keys() for names in (of_workers, of_one_process))
 
 
-def begin_from(loader: LoaderFace, state: dict[str, Any], begin: Callable[[], _T]) -> _T:
+def begin_from(loader: LoaderProtocol, state: dict[str, Any], begin: Callable[[], _T]) -> _T:
     """Call ``begin``, which makes the loader's next iterator, so that it continues from ``state``.
 
     The global generators stay as they are, unless ``state`` is current and between epochs: then
@@ -383,13 +385,13 @@ def begin_from(loader: LoaderFace, state: dict[str, Any], begin: Callable[[], _T
     snapshot = _snapshot_from_json(state["generators"])
     for name, of_sampler in (state.get("samplers") or {}).items():
         load_between_epochs(getattr(loader, name), of_sampler)  # check_form() has checked it
-    snapshot.put_back_own(loader)
+    snapshot.restore_own(loader)
     parts = {name: state.get(name) for name in ("dataset", "iterator")}
     load_shard_between_epochs(
         loader.dataset, {name: part for name, part in parts.items() if part is not None}
     )
     is_between = _is_between_epochs(state)
-    globals_then = _with_those_of_now(state["generators"]["globals"])
+    globals_then = _with_current_states(state["generators"]["globals"])
     is_of_now = globals_then == _globals_to_json(generator_states())
     is_replayed = not is_between or not is_of_now
     progress = loader._resuming = Progress(
@@ -425,19 +427,19 @@ def begin_from(loader: LoaderFace, state: dict[str, Any], begin: Callable[[], _T
         loader._resuming = None
 
 
-def _keeps_its_seed(loader: LoaderFace) -> bool:
+def _keeps_its_seed(loader: LoaderProtocol) -> bool:
     """Return whether the next ``iter()`` only resets the iterator, which then keeps its base
     seed."""
     is_there = getattr(loader, "_iterator", None) is not None
     return bool(loader.persistent_workers) and is_there and not is_seeded_by_batch(loader)
 
 
-def _keeps_its_workers(loader: LoaderFace) -> bool:
+def _keeps_its_workers(loader: LoaderProtocol) -> bool:
     """Return whether the next epoch continues with the datasets as the workers have them."""
     return bool(loader.persistent_workers) and is_parallel(loader) and not has_pool(loader)
 
 
-def _carries_its_dataset(loader: LoaderFace) -> bool:
+def _carries_its_dataset(loader: LoaderProtocol) -> bool:
     """Return whether the next epoch continues with the dataset's state in this process."""
     return not is_parallel(loader) and is_stateful(loader.dataset)
 
@@ -446,7 +448,7 @@ def _is_between_epochs(state: dict[str, Any]) -> bool:
     return state["base_seed"] is None or bool(state["_iterator_finished"])
 
 
-def _resume_point(loader: LoaderFace, state: dict[str, Any]) -> ResumePoint:
+def _resume_point(loader: LoaderProtocol, state: dict[str, Any]) -> ResumePoint:
     shards = state["shards"]
     is_iterable = loader._dataset_kind == DatasetKind.Iterable
     counts = shards["counts"]
@@ -504,7 +506,7 @@ def _places_left(state: dict[str, Any]) -> PlacesLeft:
     return PlacesLeft(left["through"], tuple(left["missing"]))
 
 
-def _built(loader: LoaderFace) -> dict[str, Any]:
+def _built(loader: LoaderProtocol) -> dict[str, Any]:
     """Return the inputs that the stream follows from, apart from the dataset's content."""
     is_map = loader._dataset_kind == DatasetKind.Map
     is_shared = reads_shards_of_rank(loader)
@@ -529,7 +531,7 @@ def _built(loader: LoaderFace) -> dict[str, Any]:
     return built
 
 
-def _seeding(loader: LoaderFace) -> str:
+def _seeding(loader: LoaderProtocol) -> str:
     if is_seeded_by_sample(loader):
         return "sample"
     return "batch" if is_seeded_by_batch(loader) else "worker"
@@ -559,7 +561,7 @@ def _snapshot_to_json(snapshot: GeneratorSnapshot) -> dict[str, Any]:
 
 
 def _snapshot_from_json(state: dict[str, Any]) -> GeneratorSnapshot:
-    state = {**state, "globals": _with_those_of_now(state["globals"])}
+    state = {**state, "globals": _with_current_states(state["globals"])}
     of_numpy = {**state["globals"]["numpy"]}
     of_numpy["state"] = {**of_numpy["state"]}
     if of_numpy["bit_generator"] == "MT19937":
@@ -581,7 +583,7 @@ def _globals_to_json(states: tuple[Any, ...]) -> dict[str, Any]:
     }
 
 
-def _with_those_of_now(states: dict[str, Any]) -> dict[str, Any]:
+def _with_current_states(states: dict[str, Any]) -> dict[str, Any]:
     """Return the states of the global generators. A C++ program has only torch's; the others stay
     as they are."""
     of_now = _globals_to_json(generator_states())

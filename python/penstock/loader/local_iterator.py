@@ -31,7 +31,7 @@ from penstock.compat.storages import open_shared
 from penstock.errors import UnsupportedError
 from penstock.loader.delivery import Delivery, PinDevice
 from penstock.loader.device import names_device, staged_device
-from penstock.loader.loader_face import LoaderFace
+from penstock.loader.loader_protocol import LoaderProtocol
 from penstock.loader.loader_state import states_at_end
 from penstock.loader.local_source import LocalSource
 from penstock.loader.lookahead import OMITTED, LooksAhead, NoBatch, Taken
@@ -49,8 +49,8 @@ from penstock.loader.options import (
 )
 from penstock.loader.rank_agreement import steps_of_job
 from penstock.loader.skipped_samples import note_reason
-from penstock.loader.source import STANDING_COUNTS, NativeThread, Source, StreamOptions
-from penstock.loader.step_times import PastWork
+from penstock.loader.source import GAUGES, NativeThread, Source, StreamOptions
+from penstock.loader.step_times import WorkTimes
 from penstock.loader.watched_steps import are_watched, watched
 from penstock.program_line import warn
 from penstock.ranks.steps import CommonSteps, Ready
@@ -61,7 +61,7 @@ from penstock.stream.progress import Progress
 from penstock.worker.batch_pickle import dumps_index, loads
 from penstock.worker.fetching import FetchSpec
 from penstock.worker.partial_batch import SkipReport
-from penstock.worker.request_feed import AfterOthers, OutOfTurn
+from penstock.worker.request_feed import IndicesAfterOthers, IndicesAtPlace
 
 if TYPE_CHECKING:
     from penstock.tuning.load_meter import LoadMeter
@@ -89,7 +89,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
     _workers_are_used = False  # they have made an epoch's batches
     _is_all_here = False  # whether no batch follows _ahead, if ranks agree on steps
 
-    def __init__(self, loader: LoaderFace) -> None:
+    def __init__(self, loader: LoaderProtocol) -> None:
         self._progress = loader._begin_progress()
         BaseIterator.__init__(self, cast(Any, loader))
         if self._progress.point is not None:
@@ -100,7 +100,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         self._prefetch_factor = prefetch_factor(loader)
         self._in_order = loader.in_order
         # Each shard of an iterable dataset keeps its order.
-        self._may_come_out_of_turn = not loader.in_order and self._dataset_kind == DatasetKind.Map
+        self._may_reorder = not loader.in_order and self._dataset_kind == DatasetKind.Map
         self._settle_num_workers(loader)
         if self._prefetch_factor is None or self._prefetch_factor <= 0:
             raise AssertionError(
@@ -122,7 +122,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         self._device = staged_device(loader.device)
         self._asks_while_room = self._is_elastic or loader.prefetch_bytes is not None
         self._past_counters = loader._past_counters
-        self._past_work = loader._past_work
+        self._work_times = loader._work_times
         self.watched_loader = weakref.ref(loader)
         self.ranks_window: tuple[float, float] | None = None
         self._ahead = deque()
@@ -130,13 +130,13 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         loader._live_iterators.add(self)
         self._reset(loader, first_iter=True)
 
-    def _settle_num_workers(self, loader: LoaderFace) -> None:
+    def _settle_num_workers(self, loader: LoaderProtocol) -> None:
         if self._num_workers <= 0:
             raise AssertionError(
                 "num_workers must be greater than 0 for MultiProcessingDataLoaderIter"
             )
 
-    def _open_source(self, loader: LoaderFace) -> None:
+    def _open_source(self, loader: LoaderProtocol) -> None:
         """Start ``self._num_workers`` workers, and the native part in the trainer."""
         options = StreamOptions(
             is_iterable=self._dataset_kind == DatasetKind.Iterable,
@@ -156,11 +156,13 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         self._workers = self.source.processes
         self._shutdown = False
 
-    def _make_source(self, loader: LoaderFace, options: StreamOptions, fetch: FetchSpec) -> Source:
+    def _make_source(
+        self, loader: LoaderProtocol, options: StreamOptions, fetch: FetchSpec
+    ) -> Source:
         seed = int(self._base_seed)
         return LocalSource(loader, options, fetch, self._progress, self._num_workers, seed)
 
-    def _reset(self, loader: LoaderFace, first_iter: bool = False) -> None:
+    def _reset(self, loader: LoaderProtocol, first_iter: bool = False) -> None:
         if not first_iter:
             before = self._progress
             self._progress = loader._begin_progress()
@@ -186,7 +188,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
             self._seeds = EpochSeeds(int(self._base_seed), epoch)
         self._workers_are_used = True
         self.begin_delivery(loader)
-        if self._may_come_out_of_turn:
+        if self._may_reorder:
             progress.deliver_in_any_order()
         is_map = self._dataset_kind == DatasetKind.Map
         # The native side skips the first batches of an order, and no others.
@@ -205,7 +207,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         self._steps = steps_of_job(loader)
         self._begin_requests()
 
-    def _note_states_before(self, loader: LoaderFace, before: Progress) -> None:
+    def _note_states_before(self, loader: LoaderProtocol, before: Progress) -> None:
         """Record the states before the epoch: the workers stay, with their datasets as the last
         epoch left them."""
         if before.is_finished and before.state_interval is not None:
@@ -218,7 +220,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         self._past_counters["step_loader_s"] += loading_s  # type: ignore[assignment]
         self._stream.begin_steps()
 
-    def begin_delivery(self, loader: LoaderFace) -> None:
+    def begin_delivery(self, loader: LoaderProtocol) -> None:
         """Call before the first batch of an epoch is delivered."""
         self._delivery = Delivery(
             self._pin_device,
@@ -226,7 +228,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
             self._progress.number,
             self._seeds.seed_of_draws(),
             self.source.recaller,
-            self._may_come_out_of_turn,
+            self._may_reorder,
             self._device,
         )
 
@@ -241,7 +243,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
             table = self._delivery.provenance
             can_withhold = table is not None and table.withholding is not None
             self._meter.sends_whole = self.source.recaller is None or not can_withhold
-            self._meter.are_elsewhere = self._is_elastic
+            self._meter.are_remote = self._is_elastic
         self._order = IndexOrder(self._recipe) if self._recipe is not None else None
         self._request_number = progress.answered_count  # of the next pull by Python
         self.source.begin_epoch(progress)
@@ -260,15 +262,15 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
             self._asked.add(index)
         return index
 
-    def _in_its_place(self, index: Any) -> Any:
+    def _wrap_indices(self, index: Any) -> Any:
         """Return the content of the next request, for ``index``."""
         number = self._request_number
         self._request_number += 1
         place = self._progress.place_of(number)
         if self._is_seeded_by_batch and place != number:
-            index = OutOfTurn(index, place)
+            index = IndicesAtPlace(index, place)
         others = self._repeats.pop(number % self._shard_count, ()) if self._repeats else ()
-        return AfterOthers(index, tuple(others)) if others else index
+        return IndicesAfterOthers(index, tuple(others)) if others else index
 
     def _unanswered(self) -> deque[Any]:
         return self._asked.after(self._progress.answered_count)
@@ -304,7 +306,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
     def _deliver(self) -> Any:
         if self._recipe is not None and self._sampler_iter is not _DRAWN_NATIVELY:
             _DRAWN_NATIVELY.refuse()
-        if self._steps is not None and not self._take_turn(self._steps):
+        if self._steps is not None and not self._wait_for_ranks(self._steps):
             self._end_with_others()
         while True:
             if self._ahead:
@@ -333,7 +335,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
                 self._note_skips(report, extra)
             if extra is OMITTED:
                 continue
-            if self._may_come_out_of_turn:
+            if self._may_reorder:
                 self._progress.note_delivery(extra[2])
             return value
 
@@ -351,7 +353,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
             note_reason(error, reason)
             raise error
         number = progress.answered_count - 1
-        if self._may_come_out_of_turn:
+        if self._may_reorder:
             number = report.number if extra is OMITTED else extra[2]
             if extra is OMITTED:
                 progress.note_delivery(number)
@@ -374,16 +376,16 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
             return error.with_traceback(None)
         raise AssertionError("reraise() returned")
 
-    def _take_turn(self, steps: CommonSteps) -> bool:
+    def _wait_for_ranks(self, steps: CommonSteps) -> bool:
         self._stream.begin_ranks()
         began_at = time.monotonic()
         try:
-            return steps.take_turn(self._look)
+            return steps.take_step(self._poll_ready)
         finally:
             self.ranks_window = (began_at, time.monotonic())
             self._stream.end_ranks()
 
-    def _look(self, wait_s: float, waited_s: float) -> Ready:
+    def _poll_ready(self, wait_s: float, waited_s: float) -> Ready:
         """Return the batches that are ready, for the steps that all ranks take."""
         count = self._prefetch_depth * max(1, self._num_workers)
         ready = self._ready_ahead(max(2, min(count, _READY_MAX)), wait_s)
@@ -455,7 +457,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
             raise taken
         if taken is NoBatch.LATE:
             raise RuntimeError(
-                f"DataLoader timed out after {self._timeout} seconds{self.source.who_is_awaited()}"
+                f"DataLoader timed out after {self._timeout} seconds{self.source.timeout_details()}"
             )
         self._progress.finish()
         if not self._persistent_workers:
@@ -482,7 +484,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         """Return the records of the batches since the last call."""
         return [] if self._shutdown else self._stream.step_records()
 
-    def add_work(self, work: PastWork) -> None:
+    def add_work(self, work: WorkTimes) -> None:
         """Add the times of workers and samples, until the loader has taken them over."""
         if not self._shutdown:
             work.add(self._stream.workers(), self._stream.slow_samples())
@@ -506,10 +508,10 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
                 {
                     name: count
                     for name, count in self.source.counters().items()
-                    if name not in STANDING_COUNTS
+                    if name not in GAUGES
                 }
             )
-            self._past_work.add(self._stream.workers(), self._stream.slow_samples())
+            self._work_times.add(self._stream.workers(), self._stream.slow_samples())
 
     def __del__(self) -> None:
         try:
@@ -551,4 +553,4 @@ def _pull(iterator: weakref.ref[LocalPoolIter]) -> tuple[Any, int]:
     if live is None:
         raise StopIteration
     index = live._next_index()
-    return live._in_its_place(index), live._place_of_pulled()
+    return live._wrap_indices(index), live._place_of_pulled()

@@ -27,10 +27,10 @@ from penstock.compat.iterators import (
     watch_worker_pids,
 )
 from penstock.errors import add_note
-from penstock.loader.loader_face import LoaderFace
+from penstock.loader.client_cache import Recaller
+from penstock.loader.loader_protocol import LoaderProtocol
 from penstock.loader.options import any_worker_serves
-from penstock.loader.parked_client import Recaller
-from penstock.loader.process_limits import explain, explain_later_kills, fork_turn, retire_at_forks
+from penstock.loader.process_limits import explain, explain_later_kills, fork_lock, retire_at_forks
 from penstock.loader.source import NativeThread, StreamOptions
 from penstock.pool.job_pickle import find_unpicklable
 from penstock.pool.worker_spec import arena_bytes
@@ -38,8 +38,8 @@ from penstock.program_line import warn
 from penstock.stream.progress import Progress
 from penstock.worker.fetching import FetchSpec
 from penstock.worker.worker_main import WorkerChannel, WorkerSpec, worker_loop
-from penstock.worker.worker_process import spoken_debt
-from penstock.worker.worker_start import HeldInterrupt, PickledOnce, StartTurns
+from penstock.worker.worker_process import format_pending_batch
+from penstock.worker.worker_start import DeferredInterrupt, PickledOnce, StartPermits
 
 if TYPE_CHECKING:
     from penstock.graph.plan import Plan
@@ -59,7 +59,7 @@ class LocalSource:
 
     def __init__(
         self,
-        loader: LoaderFace,
+        loader: LoaderProtocol,
         options: StreamOptions,
         fetch: FetchSpec,
         progress: Progress,
@@ -151,7 +151,7 @@ class LocalSource:
         if dead and (not self._any_worker or len(self._gone) + len(dead) == len(self.processes)):
             self._workers.raise_lost([self.processes[place] for place in dead])
         for place in dead:
-            self._tell_of(place)
+            self._warn_of_lost_worker(place)
             missing.discard(place)
         if missing and 0 < self._timeout_s < waited_s:
             raise RuntimeError(
@@ -168,15 +168,15 @@ class LocalSource:
         sleep_if_python_exits()
         if event == _WORKER_LOST:
             self._workers.raise_lost([self.processes[value]])
-        self._tell_of(value)
+        self._warn_of_lost_worker(value)
 
     def end_epoch(self) -> None:
         # No wait depends on a worker whose last batch another worker has made as well.
         for place, process in enumerate(self.processes):
             if self._any_worker and self._is_active[place] and not process.is_alive():
-                self._tell_of(place)
+                self._warn_of_lost_worker(place)
 
-    def _tell_of(self, place: int) -> None:
+    def _warn_of_lost_worker(self, place: int) -> None:
         """Warn once about a worker's death that the others compensate for."""
         if place in self._gone:
             return
@@ -185,7 +185,7 @@ class LocalSource:
         process = self.processes[place]
         warn(
             f"DataLoader worker {place} (pid {process.pid}) "
-            f"{self._workers.how_it_ended(process)}; the others make the batches "
+            f"{self._workers.describe_exit(process)}; the others make the batches "
             f"that it owed, and are {sum(self._is_active)} now",
         )
 
@@ -200,7 +200,7 @@ class LocalSource:
         if dead and (not self._any_worker or len(dead) == sum(self._is_active)):
             self._workers.raise_lost(dead)
 
-    def who_is_awaited(self) -> str:
+    def timeout_details(self) -> str:
         awaited = self._client.awaited()
         if awaited is None:
             return ""
@@ -208,7 +208,9 @@ class LocalSource:
         samples = ""
         if not self._is_iterable:
             samples = repr(pickle.loads(indices) if is_pickled else indices)
-        return "\n" + spoken_debt(worker_id, self.processes[worker_id].pid, sequence, samples)
+        return "\n" + format_pending_batch(
+            worker_id, self.processes[worker_id].pid, sequence, samples
+        )
 
     def counters(self) -> dict[str, Any]:
         return self.stream.counters()
@@ -266,27 +268,27 @@ class LocalWorkers:
         self._roots = {
             "dataset": fetch.dataset, "collate_fn": fetch.collate_fn, "worker_init_fn": init_fn
         }  # fmt: skip
-        turns = StartTurns(count, len(os.sched_getaffinity(0)) if is_fresh else count)
+        permits = StartPermits(count, len(os.sched_getaffinity(0)) if is_fresh else count)
         trainer_fds: list[int] = []
         try:
             for worker_id in range(count):
                 trainer_fd, worker_fd = client.open_channel(worker_id)
                 trainer_fds.append(trainer_fd)
                 channel = WorkerChannel(worker_fd, trainer_fds)
-                turn = turns.next_turn()
+                permit = permits.next_permit()
                 process = self._context.Process(
-                    target=worker_loop, args=(turn, parts, channel, base_seed, worker_id, count)
+                    target=worker_loop, args=(permit, parts, channel, base_seed, worker_id, count)
                 )
-                turn.begin_with_name(process)
+                permit.delay_start(process)
                 process.daemon = True
                 if is_fresh:
                     self._start(process)
                 else:
-                    with fork_turn(), HeldInterrupt():
+                    with fork_lock(), DeferredInterrupt():
                         self._start(process)
                 client.note_started(worker_id, process.pid)
         finally:
-            turns.close()
+            permits.close()
             parts.close()
         if self._ends_trainer:
             # Torch's handler of SIGCHLD raises for these as for its workers.
@@ -347,7 +349,7 @@ class LocalWorkers:
         raise RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly")
 
     @staticmethod
-    def how_it_ended(process: Any) -> str:
+    def describe_exit(process: Any) -> str:
         """Describe how a process ended, in words that follow its name."""
         process.join(timeout=STATUS_INTERVAL_S)
         code = process.exitcode

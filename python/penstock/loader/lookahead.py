@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from penstock import _C
 from penstock.compat.iterators import DatasetKind
 from penstock.errors import UnsupportedError
-from penstock.loader.loader_face import LoaderFace
+from penstock.loader.loader_protocol import LoaderProtocol
 from penstock.ranks.steps import Ready
 from penstock.stream.indices import IndexOrder
 
@@ -142,7 +142,7 @@ class LooksAhead:
         return Ready(len(self._ahead), is_all, raises)
 
     def _check_depth(self, batch_count: int) -> None:
-        worker_count, who = self._sure_workers()
+        worker_count, who = self._guaranteed_workers()
         factor = int(self._prefetch_factor)
         if batch_count > factor * worker_count:
             raise ValueError(
@@ -151,12 +151,12 @@ class LooksAhead:
                 f"prefetch_factor to {-(-batch_count // worker_count)}, or look less far ahead"
             )
 
-    def _sure_workers(self) -> tuple[int, str]:
+    def _guaranteed_workers(self) -> tuple[int, str]:
         """Return the number of workers that certainly exist, and this number in words."""
         return self._num_workers, f"num_workers={self._num_workers}"
 
 
-def look_ahead(loader: LoaderFace, iterator: Any, batch_count: int, select: Any) -> list[Any]:
+def look_ahead(loader: LoaderProtocol, iterator: Any, batch_count: int, select: Any) -> list[Any]:
     """Call ``lookahead()`` of the loader's newest iterator, which is None once it is gone."""
     check_arguments(batch_count, select)
     if iterator is None:

@@ -34,7 +34,7 @@ from penstock.loader.grouped_arguments import (
     set_fields,
     shown_pool,
 )
-from penstock.loader.loader_face import LoaderFace
+from penstock.loader.loader_protocol import LoaderProtocol
 from penstock.ranks.sharding import RankShards
 from penstock.stream.indices import recognise_sampler
 from penstock.stream.shard_state import is_stateful
@@ -89,7 +89,7 @@ _DEEP_PREFETCH_BYTES = 1 << 20
 _DEEP_PREFETCH_COUNT = 16
 
 
-def check_options(loader: LoaderFace) -> None:
+def check_options(loader: LoaderProtocol) -> None:
     """Reject values that the loader's penstock options cannot have. Raises ValueError or TypeError.
 
     They may be assigned after construction, so ``iter()`` checks again.
@@ -111,50 +111,50 @@ def check_options(loader: LoaderFace) -> None:
         )
 
 
-def own_options(loader: LoaderFace) -> tuple[Any, ...]:
+def own_options(loader: LoaderProtocol) -> tuple[Any, ...]:
     """Return the options that an iterator is made with and keeps: changing one needs a new
     iterator.
     """
     return (*(getattr(loader, name) for name in DEFAULTS), pool_in_use(loader))
 
 
-def is_seeded_by_batch(loader: LoaderFace) -> bool:
+def is_seeded_by_batch(loader: LoaderProtocol) -> bool:
     """Return whether each batch is seeded by its place in the epoch, or each sample, and not each
     worker by its id."""
     is_chosen = loader.seeding in ("batch", "sample")
     return is_chosen or (loader.seeding is None and (has_pool(loader) or loader.shard_by_rank))
 
 
-def is_seeded_by_sample(loader: LoaderFace) -> bool:
+def is_seeded_by_sample(loader: LoaderProtocol) -> bool:
     """Return whether each sample is seeded by its place in the epoch's order."""
     is_left_out = loader.seeding is None and loader.shard_by_rank
     return loader.seeding == "sample" or (is_left_out and not reads_shards_of_rank(loader))
 
 
-def reads_shards_of_rank(loader: LoaderFace) -> bool:
+def reads_shards_of_rank(loader: LoaderProtocol) -> bool:
     """Return whether the ranks of a job share the shards of an iterable dataset."""
     return bool(loader.shard_by_rank) and loader._dataset_kind == DatasetKind.Iterable
 
 
-def shards_of_rank(loader: LoaderFace) -> RankShards | None:
+def shards_of_rank(loader: LoaderProtocol) -> RankShards | None:
     """Return the shards that this rank reads, if the ranks share them."""
     if not reads_shards_of_rank(loader):
         return None
     return RankShards(loader.rank, loader.world_size, cast(int, loader.shards))
 
 
-def has_pool(loader: LoaderFace) -> bool:
+def has_pool(loader: LoaderProtocol) -> bool:
     """Return whether batches arrive as from a pool: from its workers, or through a replica
     group."""
     return loader.pool is not None or loader.replica_group is not None
 
 
-def is_parallel(loader: LoaderFace) -> bool:
+def is_parallel(loader: LoaderProtocol) -> bool:
     """Return whether processes other than the trainer make batches."""
     return loader.num_workers > 0 or has_pool(loader)
 
 
-def shard_count(loader: LoaderFace) -> int:
+def shard_count(loader: LoaderProtocol) -> int:
     """Return the number of shards that a dataset is read in: one per worker unless ``shards`` is
     set. With ``ranks``, the number of this rank's shards."""
     of_rank = shards_of_rank(loader)
@@ -167,27 +167,27 @@ def shard_count(loader: LoaderFace) -> int:
     return max(1, operator.index(loader.num_workers))  # torch counts with it, too
 
 
-def drawing_threads(loader: LoaderFace) -> int:
+def drawing_threads(loader: LoaderProtocol) -> int:
     """Return the number of threads on which a batch's samples may make draws that
     ``seeding="batch"`` should repeat; 0 if it can repeat them.
     """
     return loader.fetch_threads if is_seeded_by_batch(loader) and loader.fetch_threads > 1 else 0
 
 
-def skip_limit(loader: LoaderFace) -> int | None:
+def skip_limit(loader: LoaderProtocol) -> int | None:
     """Return the number of samples that may be left out of their batches; None if their exceptions
     are raised."""
     return loader.max_skipped if loader.on_error == "skip" else None
 
 
-def prefetch_factor(loader: LoaderFace) -> int | None:
+def prefetch_factor(loader: LoaderProtocol) -> int | None:
     """Return the loader's value, which torch's constructor omits without workers, or the default if
     a pool makes the batches of such a loader."""
     factor: int | None = loader.prefetch_factor
     return DEFAULT_PREFETCH_FACTOR if factor is None and has_pool(loader) else factor
 
 
-def prefetch_depth(loader: LoaderFace) -> int:
+def prefetch_depth(loader: LoaderProtocol) -> int:
     """Return the number of batches requested ahead from each worker: ``prefetch_factor``, or more
     if the difference is unobservable.
 
@@ -206,7 +206,7 @@ def prefetch_depth(loader: LoaderFace) -> int:
     return max(factor, min(_DEEP_PREFETCH_COUNT, _DEEP_PREFETCH_BYTES // batch_bytes))
 
 
-def any_worker_serves(loader: LoaderFace, worker_count: int) -> bool:
+def any_worker_serves(loader: LoaderProtocol, worker_count: int) -> bool:
     """Return whether no part of the stream shows which worker made a batch. Then each request is
     sent to the worker that will answer soonest, and the others make the missing batches of a dead
     worker.
@@ -221,7 +221,7 @@ def any_worker_serves(loader: LoaderFace, worker_count: int) -> bool:
     )
 
 
-def may_begin_early(loader: LoaderFace) -> bool:
+def may_begin_early(loader: LoaderProtocol) -> bool:
     """Return whether the next epoch may be requested before it starts, as far as visible here. Its
     worker checks the dataset.
     """
@@ -246,7 +246,7 @@ def chosen_keys(keys: str | os.PathLike[str] | None) -> str | None:
     return chosen or None
 
 
-def check_pool_options(loader: LoaderFace) -> None:
+def check_pool_options(loader: LoaderProtocol) -> None:
     """Reject values that a pool's options cannot have. Raises ValueError or TypeError."""
     _check_code_paths(loader.code_paths)
     if type(loader.trust_workers) is not bool:
@@ -276,7 +276,7 @@ def check_pool_options(loader: LoaderFace) -> None:
         )
 
 
-def obstacle_to_pool(loader: LoaderFace) -> Obstacle | None:
+def obstacle_to_pool(loader: LoaderProtocol) -> Obstacle | None:
     """Return an option of the loader that no pool can serve, if there is one."""
     if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
         return Obstacle(
@@ -304,7 +304,7 @@ def obstacle_to_pool(loader: LoaderFace) -> Obstacle | None:
     return None
 
 
-def _check_datapipe(loader: LoaderFace) -> None:
+def _check_datapipe(loader: LoaderProtocol) -> None:
     """Reject options that torch's iterator would ignore."""
     if not isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
         return
@@ -326,7 +326,7 @@ def _check_positive(name: str, value: Any) -> None:
         raise ValueError(f"{name} is {value}; at least 1 is expected")
 
 
-def _check_snapshots(loader: LoaderFace) -> None:
+def _check_snapshots(loader: LoaderProtocol) -> None:
     steps = loader.snapshot_every_n_steps
     try:
         step_count = operator.index(steps)
@@ -342,7 +342,7 @@ def _check_snapshots(loader: LoaderFace) -> None:
         )
 
 
-def _check_seeding(loader: LoaderFace) -> None:
+def _check_seeding(loader: LoaderProtocol) -> None:
     if loader.seeding not in (None, "worker", "batch", "sample"):
         raise ValueError(
             f"seeding is {loader.seeding!r}; 'worker' (torch's random numbers, which is what None "
@@ -369,7 +369,7 @@ def _check_seeding(loader: LoaderFace) -> None:
         )
 
 
-def _check_shards(loader: LoaderFace) -> None:
+def _check_shards(loader: LoaderProtocol) -> None:
     shards = loader.shards
     if shards is None and reads_shards_of_rank(loader):
         raise ValueError(
@@ -404,7 +404,7 @@ def _check_shards(loader: LoaderFace) -> None:
         )
 
 
-def _check_num_workers(loader: LoaderFace) -> None:
+def _check_num_workers(loader: LoaderProtocol) -> None:
     """Reject ``num_workers="auto"`` if the stream would depend on the measured number."""
     if isinstance(loader.num_workers, str) and loader.num_workers == AUTO:
         raise ValueError(
@@ -440,7 +440,7 @@ def _check_num_workers(loader: LoaderFace) -> None:
         )
 
 
-def _check_prefetch_bytes(loader: LoaderFace) -> None:
+def _check_prefetch_bytes(loader: LoaderProtocol) -> None:
     count = loader.prefetch_bytes
     if count is None:
         return
@@ -452,7 +452,7 @@ def _check_prefetch_bytes(loader: LoaderFace) -> None:
         )
 
 
-def _check_fetch_threads(loader: LoaderFace) -> None:
+def _check_fetch_threads(loader: LoaderProtocol) -> None:
     count = loader.fetch_threads
     if type(count) is not int:
         raise TypeError(
@@ -480,7 +480,7 @@ def _check_fetch_threads(loader: LoaderFace) -> None:
         )
 
 
-def _check_ranks(loader: LoaderFace) -> None:
+def _check_ranks(loader: LoaderProtocol) -> None:
     ranks = loader.ranks
     if ranks is None:
         return
@@ -492,7 +492,7 @@ def _check_ranks(loader: LoaderFace) -> None:
     check_ranks(ranks)
 
 
-def _check_on_error(loader: LoaderFace) -> None:
+def _check_on_error(loader: LoaderProtocol) -> None:
     if loader.on_error not in ("raise", "skip"):
         raise ValueError(
             f"on_error must be 'raise' or 'skip', got {loader.on_error!r}; 'skip' leaves samples "
@@ -534,7 +534,7 @@ def _check_code_paths(code_paths: Any) -> None:
             )
 
 
-def shown_options(loader: LoaderFace) -> list[str]:
+def shown_options(loader: LoaderProtocol) -> list[str]:
     """The options with other values than the defaults, as ``repr()`` of a loader shows them."""
     shown = [_shown_order(loader)]
     for name, default in {**_TORCH_DEFAULTS, **DEFAULTS}.items():
@@ -556,7 +556,7 @@ def shown_options(loader: LoaderFace) -> list[str]:
     return [text for text in shown if text]
 
 
-def _shown_order(loader: LoaderFace) -> str:
+def _shown_order(loader: LoaderProtocol) -> str:
     """Return the argument that determines the order; empty for the order of the dataset."""
     if _has_own_batches(loader):
         return f"batch_sampler=<{type(loader.batch_sampler).__name__}>"
@@ -569,7 +569,7 @@ def _shown_order(loader: LoaderFace) -> str:
     return f"sampler=<{type(sampler).__name__}>"
 
 
-def _has_own_batches(loader: LoaderFace) -> bool:
+def _has_own_batches(loader: LoaderProtocol) -> bool:
     """Whether it was given a ``batch_sampler``, for which torch sets ``batch_size`` to None."""
     sampler = getattr(loader, "batch_sampler", None)
     return sampler is not None and loader.batch_size is None

@@ -14,13 +14,13 @@ from penstock import _C
 from penstock.compat.iterators import DatasetKind
 from penstock.errors import PenstockError, UnsentBatchError
 from penstock.graph.link import Link
-from penstock.loader.loader_face import LoaderFace
+from penstock.loader.loader_protocol import LoaderProtocol
 from penstock.loader.local_iterator import LocalPoolIter
 from penstock.loader.lookahead import NoBatch, Taken
 from penstock.loader.options import shard_count
 from penstock.loader.pool_source import PoolSource
 from penstock.loader.source import StreamOptions
-from penstock.loader.variable_pool import way_out
+from penstock.loader.variable_pool import pool_remedy
 from penstock.pool.worker_errors import make_error
 from penstock.program_line import warn
 from penstock.worker.fetching import FetchSpec
@@ -31,7 +31,7 @@ _AHEAD_MAX = 1 << 20  # requests after the last answer, more than a trainer make
 
 
 @functools.cache  # once in a process
-def _tell_of_stream() -> None:
+def _report_seeding() -> None:
     if os.environ.get("RANK", "0") != "0":  # one of several ranks warns
         return
     print(
@@ -49,16 +49,16 @@ class PoolIter(LocalPoolIter):
     source: PoolSource
     _is_elastic = True
 
-    def __init__(self, loader: LoaderFace) -> None:
-        self._way_out = way_out(loader.pool)
+    def __init__(self, loader: LoaderProtocol) -> None:
+        self._pool_remedy = pool_remedy(loader.pool)
         if loader.seeding is None and not loader.shard_by_rank:
-            _tell_of_stream()
+            _report_seeding()
         try:
             super().__init__(loader)
         except BaseException as error:
             self._end_after_error()
             if isinstance(error, (PenstockError, pickle.PicklingError)):
-                self._blame_pool(error)
+                self._append_remedy(error)
             raise
 
     def __next__(self) -> Any:
@@ -68,17 +68,17 @@ class PoolIter(LocalPoolIter):
             raise
         except BaseException as error:
             # Unless the program has the iterator in a variable, it ends here and leaves the pool.
-            self.source.may_be_parked = False
+            self.source.may_be_cached = False
             del self
             release_frames(error)
             raise
 
     def _end_after_error(self) -> None:
         if not self._shutdown:
-            self.source.may_be_parked = False
+            self.source.may_be_cached = False
             self._shutdown_workers()
 
-    def _settle_num_workers(self, loader: LoaderFace) -> None:
+    def _settle_num_workers(self, loader: LoaderProtocol) -> None:
         shards = shard_count(loader)
         self._own_worker_count = int(self._num_workers)
         # The number of batches requested ahead follows from the number of workers.
@@ -90,9 +90,9 @@ class PoolIter(LocalPoolIter):
             )
 
     def _make_source(
-        self, loader: LoaderFace, options: StreamOptions, fetch: FetchSpec
+        self, loader: LoaderProtocol, options: StreamOptions, fetch: FetchSpec
     ) -> PoolSource:
-        return PoolSource(loader, options, fetch, self._own_worker_count, self._way_out)
+        return PoolSource(loader, options, fetch, self._own_worker_count, self._pool_remedy)
 
     def _take(self, ahead_count: int = 0, within_s: float | None = None) -> Taken:
         try:
@@ -100,10 +100,10 @@ class PoolIter(LocalPoolIter):
         except BaseException as error:
             self.source.is_sound = False
             if isinstance(error, PenstockError):
-                self._blame_pool(error)
+                self._append_remedy(error)
             raise
         if type(taken) is tuple and isinstance(taken[0], UnsentBatchError):
-            self._blame_pool(taken[0])
+            self._append_remedy(taken[0])
         return taken
 
     def _read_report(self, state: bytes) -> SkipReport:
@@ -135,12 +135,12 @@ class PoolIter(LocalPoolIter):
 
     def _end_or_raise(self, taken: Taken) -> NoReturn:
         if taken is NoBatch.END:
-            self.source.may_be_parked = True
+            self.source.may_be_cached = True
         super()._end_or_raise(taken)
 
-    def _blame_pool(self, error: Exception) -> None:
-        if self._way_out:
-            error.args = (f"{error}{self._way_out}",)
+    def _append_remedy(self, error: Exception) -> None:
+        if self._pool_remedy:
+            error.args = (f"{error}{self._pool_remedy}",)
 
     @property
     def link(self) -> Link:
@@ -148,7 +148,7 @@ class PoolIter(LocalPoolIter):
         workers, bytes_per_s = self._stream.load_counters()[5:]
         return Link(max(1, workers), bytes_per_s, self.source.recaller is None)
 
-    def _sure_workers(self) -> tuple[int, str]:
+    def _guaranteed_workers(self) -> tuple[int, str]:
         return 1, "a pool, which may have one worker"
 
 
@@ -163,11 +163,11 @@ def release_frames(error: BaseException) -> None:
     keep their variables for a debugger.
     """
     seen: set[int] = set()
-    told: BaseException | None = error
-    while told is not None and id(told) not in seen:
-        seen.add(id(told))
-        _clear(told.__traceback__)
-        told = told.__context__
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        _clear(current.__traceback__)
+        current = current.__context__
 
 
 def _clear(traceback: TracebackType | None) -> None:

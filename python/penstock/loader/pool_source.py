@@ -26,19 +26,19 @@ import torch
 
 from penstock import _C, _pool
 from penstock.errors import PenstockError
+from penstock.loader.client_cache import Recaller
 from penstock.loader.device import gpu_uuid
-from penstock.loader.loader_face import LoaderFace
-from penstock.loader.parked_client import Recaller
-from penstock.loader.process_limits import check_can_connect, fork_turn, retire_at_forks
+from penstock.loader.loader_protocol import LoaderProtocol
+from penstock.loader.process_limits import check_can_connect, fork_lock, retire_at_forks
 from penstock.loader.source import (
-    STANDING_COUNTS,
+    GAUGES,
     NativeThread,
     StreamOptions,
     with_workers_apart,
 )
 from penstock.pool.job_code import CodeFolder
 from penstock.pool.pool_job import Job, job_id, pack_job
-from penstock.pool.pool_status import spoken_numerics
+from penstock.pool.pool_status import format_numerics
 from penstock.pool.pool_worker import run_worker
 from penstock.pool.process_settings import JobSettings
 from penstock.pool.worker_spec import PoolWorkerSpec, arena_bytes
@@ -48,7 +48,7 @@ from penstock.ranks.replica_group import FeedWatch, ReplicaGroup
 from penstock.ranks.sharding import JobRank
 from penstock.stream.progress import Progress
 from penstock.worker.fetching import FetchSpec
-from penstock.worker.worker_start import HeldInterrupt, release_in_child
+from penstock.worker.worker_start import DeferredInterrupt, release_in_child
 
 if TYPE_CHECKING:
     from penstock.graph.plan import Plan
@@ -66,21 +66,21 @@ class PoolSource:
 
     def __init__(
         self,
-        loader: LoaderFace,
+        loader: LoaderProtocol,
         options: StreamOptions,
         fetch: FetchSpec,
         own_worker_count: int,
-        way_out: str,
+        pool_remedy: str,
     ) -> None:
-        """Take ``way_out``, part of messages: how a program does without the pool."""
-        self.may_be_parked = True  # False while the iterator's last result was an error
+        """Take ``pool_remedy``, part of messages: how a program does without the pool."""
+        self.may_be_cached = True  # False while the iterator's last result was an error
         self.is_sound = False  # whether the client may serve another iterator
         self._is_iterable = options.is_iterable
         self._own_worker_count = own_worker_count
-        self._way_out = way_out
+        self._pool_remedy = pool_remedy
         self._all_apart = loader._workers_apart
         self._waiting_since: float | None = None
-        self._is_waiting_told = False
+        self._is_wait_logged = False
         self._prefix_ids: list[bytes] = []
         self._shipment_ids: list[bytes] = []  # one at most
         self.native_thread = NativeThread()
@@ -101,26 +101,26 @@ class PoolSource:
         if replicas is not None and replicas.feed is not None:
             self._own_worker_count = own_worker_count = 0
             self._feed_watch = FeedWatch(replicas.feed)
-        code = loader._travelling_code.packed(loader.code_paths)
-        self._parked_client = loader._parked_client
+        code = loader._code_packer.packed(loader.code_paths)
+        self._client_cache = loader._client_cache
         of_client = _client_options(loader, options, name)
         # A client knows its local workers from its start, so another number needs another client.
         standing = (own_worker_count, of_client)
-        parked = None
+        cached = None
         blobs: dict[bytes, bytes] = {}
         if self._feed_watch is not None:
             self._job_id = _NO_JOB  # another rank has the batches made
-            parked = self._parked_client.take((self._job_id, *standing))
-        elif not self._parked_client.is_empty:
-            self._job_id = job_id(job, code, loader._known_pickle)
-            parked = self._parked_client.take((self._job_id, *standing))
-        if parked is None and self._feed_watch is None:
-            self._job_id, blobs = pack_job(job, code, loader._known_pickle)
+            cached = self._client_cache.take((self._job_id, *standing))
+        elif not self._client_cache.is_empty:
+            self._job_id = job_id(job, code, loader._pickle_cache)
+            cached = self._client_cache.take((self._job_id, *standing))
+        if cached is None and self._feed_watch is None:
+            self._job_id, blobs = pack_job(job, code, loader._pickle_cache)
         self._purpose = (self._job_id, *standing)
         try:
             self._own.start(own_worker_count)
             of_client = {"own_workers": self._own.addresses, **of_client}
-            self._client = parked or _C.PoolClient(**of_client)
+            self._client = cached or _C.PoolClient(**of_client)
         except BaseException:
             self._own.end()
             raise
@@ -128,7 +128,7 @@ class PoolSource:
         self.recaller = recaller_of(loader, options, self._client, self.check)
         self._counted_before = self.stream.counters()
         try:
-            if parked is None:
+            if cached is None:
                 retire_at_forks(self._client)
                 while blobs:  # the client copies each
                     self._client.put_blob(*blobs.popitem())
@@ -137,7 +137,7 @@ class PoolSource:
                 self.install_prefix(message)
             self.set_shipment(loader._shipment)
             self.show_plan(loader._plan, loader._plan_changes)
-            if parked is None:
+            if cached is None:
                 self._client.start()  # native threads start after the last fork
             self.is_sound = True
         except BaseException:
@@ -169,7 +169,7 @@ class PoolSource:
 
     def check(self) -> None:
         """Check the workers after a while without events, and name the awaited batch."""
-        for worker_id, process in self._own.take_dead().items():
+        for worker_id, process in self._own.take_exited().items():
             warn(
                 f"DataLoader's own worker beside the pool, process {process.pid} on this host, "
                 f"ended with {process.exitcode}; others make the batches that it owed",
@@ -188,8 +188,8 @@ class PoolSource:
         if now - self._waiting_since < _QUIET_S:
             return
         check_can_connect()
-        if not self._is_waiting_told:
-            self._is_waiting_told = True
+        if not self._is_wait_logged:
+            self._is_wait_logged = True
             warn(
                 f"DataLoader waits for workers: {self._describe()}",
             )
@@ -197,24 +197,24 @@ class PoolSource:
     def end_epoch(self) -> None:
         """Skip the check: a pool's workers may end at any time, and check() reports local ones."""
 
-    def who_is_awaited(self) -> str:
+    def timeout_details(self) -> str:
         return f"\n{self._describe()}"
 
     def _describe(self) -> str:
         text = self._client.describe_pool()
-        heard_at = self._parked_client.controller_heard_at
+        heard_at = self._client_cache.controller_heard_at
         if self._client.controller_silence_s is None and heard_at is not None:
             text += (
                 f"; it answered an epoch before this one until {time.monotonic() - heard_at:.0f} s "
                 f"ago, so it may have ended since"
             )
-        return f"{text}{self._way_out}"
+        return f"{text}{self._pool_remedy}"
 
     def counters(self) -> dict[str, Any]:
         """Return the counters since this source was made: its client may have served others
         before."""
         return {
-            name: count - (0 if name in STANDING_COUNTS else self._counted_before[name])
+            name: count - (0 if name in GAUGES else self._counted_before[name])
             for name, count in self.stream.counters().items()
         }
 
@@ -254,21 +254,21 @@ class PoolSource:
         try:
             silence_s = self._client.controller_silence_s
             if silence_s is not None:
-                self._parked_client.controller_heard_at = time.monotonic() - silence_s
-            if self._own_worker_count > 0 or not self.may_be_parked or not self.is_sound:
+                self._client_cache.controller_heard_at = time.monotonic() - silence_s
+            if self._own_worker_count > 0 or not self.may_be_cached or not self.is_sound:
                 if self.recaller is not None and self.is_sound:
                     self.recaller.recall_all()
                 self._client.stop()
             else:
                 self._client.drop_epoch()  # batches in flight are no longer awaited
-                self._parked_client.park(self._client, self._purpose, self.recaller)
+                self._client_cache.put(self._client, self._purpose, self.recaller)
             self.native_thread.ended.set()
         finally:
             self._own.end()
 
 
 def recaller_of(
-    loader: LoaderFace, options: StreamOptions, client: _C.PoolClient, check: Callable[[], None]
+    loader: LoaderProtocol, options: StreamOptions, client: _C.PoolClient, check: Callable[[], None]
 ) -> Recaller | None:
     """Return a recaller for ``client``; None if batches cannot be made again, or if other ranks
     have them, too."""
@@ -277,13 +277,13 @@ def recaller_of(
     return Recaller(client, check)
 
 
-def _client_options(loader: LoaderFace, options: StreamOptions, name: str) -> dict[str, Any]:
+def _client_options(loader: LoaderProtocol, options: StreamOptions, name: str) -> dict[str, Any]:
     return {
         "controller": loader.pool or "",
         "key_folder": loader.keys,
         "job": name,
         "about": f"{socket.gethostname()}, process {os.getpid()}, torch {torch.__version__}, "
-        f"{spoken_numerics()}",
+        f"{format_numerics()}",
         "worker_count_max": options.shard_count if options.is_iterable else _WORKERS_OF_USE_MAX,
         "arena_bytes": arena_bytes(),
         "is_iterable": options.is_iterable,
@@ -311,7 +311,7 @@ def _replica_options(replicas: ReplicaGroup | None) -> dict[str, Any]:
     }
 
 
-def _rank_in_job(loader: LoaderFace) -> dict[str, Any]:
+def _rank_in_job(loader: LoaderProtocol) -> dict[str, Any]:
     """Return the facts by which the controller knows the trainers of one job; empty for a job of
     one process."""
     rank, world_size = (loader.rank, loader.world_size) if loader.shard_by_rank else (None, None)
@@ -321,7 +321,7 @@ def _rank_in_job(loader: LoaderFace) -> dict[str, Any]:
     return {"job_identity": job_identity(), "rank": tuple(place)}
 
 
-def job_name(loader: LoaderFace) -> str:
+def job_name(loader: LoaderProtocol) -> str:
     """Return the name of a job for people: the program and its dataset."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     program = Path(main).name if main else "python"
@@ -361,7 +361,7 @@ class OwnWorkers:
                 args=(sender, code.path, os.getpid(), handover, key_folder),
                 daemon=True,
             )
-            with fork_turn(), HeldInterrupt():
+            with fork_lock(), DeferredInterrupt():
                 process.start()
                 self.processes.append(process)
             sender.close()
@@ -385,7 +385,7 @@ class OwnWorkers:
             f"not come to listen and {how}; see its output on stderr"
         )
 
-    def take_dead(self) -> dict[int, Any]:
+    def take_exited(self) -> dict[int, Any]:
         """Return the processes that have died since the last call, by their workers' ids."""
         dead = {
             worker_id: process

@@ -3,7 +3,7 @@
 
 Torch reports that a worker was killed, and not why: :func:`explain` adds that memory ran out, which
 the kernel counts as ``oom_kill`` in /proc/vmstat (since Linux 4.13). ZeroMQ reports no limit on
-open files: :func:`check_can_connect` does. Threads fork one after the other (:func:`fork_turn`),
+open files: :func:`check_can_connect` does. Threads fork one after the other (:func:`fork_lock`),
 and a fork does not change the memory that the program holds (:func:`retire_at_forks`).
 """
 
@@ -100,24 +100,24 @@ def check_can_connect() -> None:
             ) from error
 
 
-_turn = threading.RLock()
+_fork_lock = threading.RLock()
 
 
-def fork_turn() -> AbstractContextManager[bool]:
+def fork_lock() -> AbstractContextManager[bool]:
     """Return a context that no other thread is in at the same time, to fork a child in.
 
     Code that other packages run before a fork may not tolerate another thread's fork in between:
     filelock 4.3 raises RuntimeError from it.
     """
-    return _turn
+    return _fork_lock
 
 
-def _renew_turn() -> None:
-    global _turn
-    _turn = threading.RLock()  # another thread of the parent may hold the previous one
+def _renew_fork_lock() -> None:
+    global _fork_lock
+    _fork_lock = threading.RLock()  # another thread of the parent may hold the previous one
 
 
-os.register_at_fork(after_in_child=_renew_turn)
+os.register_at_fork(after_in_child=_renew_fork_lock)
 
 _live_clients: weakref.WeakSet[_C.Client] = weakref.WeakSet()
 
@@ -131,9 +131,9 @@ def retire_at_forks(client: _C.Client) -> None:
     _live_clients.add(client)
 
 
-def _retire_held_slabs() -> None:
+def _retire_leased_slabs() -> None:
     for client in list(_live_clients):
         client.retire_held()
 
 
-os.register_at_fork(before=_retire_held_slabs)
+os.register_at_fork(before=_retire_leased_slabs)

@@ -29,7 +29,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from penstock._version import __version__
 from penstock.compat.iterators import DatasetKind
 from penstock.errors import UnsupportedError
-from penstock.loader.loader_face import LoaderFace
+from penstock.loader.loader_protocol import LoaderProtocol
 from penstock.loader.options import reads_shards_of_rank
 from penstock.loader.variable_pool import AnnouncedPool
 from penstock.ranks.job_store import (
@@ -47,7 +47,7 @@ _ROWS_MAX = 1_000  # of a tensor
 _NAME_PARTS = 2  # of a file's path, from its end: the class and the file
 
 
-def compare_ranks(loader: LoaderFace, facts: dict[str, Any]) -> None:
+def compare_ranks(loader: LoaderProtocol, facts: dict[str, Any]) -> None:
     """Raise RankError if another rank's loader reads another order, or if a rank is missing.
 
     The n-th comparison of one rank is with the n-th of the others. Waits for them, for
@@ -62,10 +62,10 @@ def compare_ranks(loader: LoaderFace, facts: dict[str, Any]) -> None:
     store = dist.PrefixStore(f"{prefix}/{number}", store)  # type: ignore[attr-defined]
     store.set(str(job.rank), json.dumps(facts))
     keys = {rank: str(rank) for rank in range(job.world_size)}
-    deed = f"begin an epoch of its loader with {loader._sharding_words}"
+    task = f"begin an epoch of its loader with {loader._sharding_words}"
     who = f"rank {job.rank} of {job.world_size}"
     check_alike(
-        read_of_ranks(store, keys, who=who, deed=deed),
+        read_of_ranks(store, keys, who=who, task=task),
         (job.rank, facts),
         whose="the ranks",
         remedy=f"with {loader._sharding_words} all ranks read one order, so build the loaders "
@@ -73,13 +73,13 @@ def compare_ranks(loader: LoaderFace, facts: dict[str, Any]) -> None:
     )
 
 
-def facts_of_replica(loader: LoaderFace, place: dict[str, Any]) -> dict[str, Any]:
+def facts_of_replica(loader: LoaderProtocol, place: dict[str, Any]) -> dict[str, Any]:
     """Return the facts that determine the batches of a rank in a replica group."""
     generator = torch.default_generator if loader.generator is None else loader.generator
     return {
         "rank of its group": loader.rank,
         "number of groups": loader.world_size,
-        **_what_is_read(loader),
+        **_dataset_facts(loader),
         "sampler": type(loader.sampler).__qualname__,
         "batch_sampler": type(loader.batch_sampler).__qualname__,
         "batch_size": loader.batch_size,
@@ -90,12 +90,12 @@ def facts_of_replica(loader: LoaderFace, place: dict[str, Any]) -> dict[str, Any
     }
 
 
-def facts_of(loader: LoaderFace, place: dict[str, Any]) -> dict[str, Any]:
+def facts_of(loader: LoaderProtocol, place: dict[str, Any]) -> dict[str, Any]:
     """Return the facts that determine a loader's order. ``place`` is where its stream continues."""
     sampler = loader.batch_sampler
     return {
         "world_size": loader.world_size,
-        **_what_is_read(loader),
+        **_dataset_facts(loader),
         "sampler": type(sampler.sampler).__qualname__,
         "samples in an epoch": len(sampler.sampler),
         "samples of a step": sampler.step_size,
@@ -106,12 +106,12 @@ def facts_of(loader: LoaderFace, place: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def facts_of_shards(loader: LoaderFace, place: dict[str, Any]) -> dict[str, Any]:
+def facts_of_shards(loader: LoaderProtocol, place: dict[str, Any]) -> dict[str, Any]:
     """Return the facts that determine the batches of shards. ``place`` is where a loader
     continues."""
     return {
         "world_size": loader.world_size,
-        **_what_is_read(loader),
+        **_dataset_facts(loader),
         "shards": loader.shards,
         "batch_size": loader.batch_size,
         "drop_last": loader.drop_last,
@@ -122,7 +122,7 @@ def facts_of_shards(loader: LoaderFace, place: dict[str, Any]) -> dict[str, Any]
     }
 
 
-def check_replicable(loader: LoaderFace) -> None:
+def check_replicable(loader: LoaderProtocol) -> None:
     """Raise ``UnsupportedError`` for a loader whose batches cannot be handed on."""
     if loader._dataset_kind != DatasetKind.Map:
         raise UnsupportedError(
@@ -132,13 +132,13 @@ def check_replicable(loader: LoaderFace) -> None:
         )
 
 
-def speaks_for_group(loader: LoaderFace) -> bool:
+def is_group_leader(loader: LoaderProtocol) -> bool:
     """Return whether this rank, as the first of its group, compares its loader with other
     groups."""
     return loader.replica_group is None or loader.replica_group[0] == JobRank.of(None, None).rank
 
 
-def steps_of_job(loader: LoaderFace) -> CommonSteps | None:
+def steps_of_job(loader: LoaderProtocol) -> CommonSteps | None:
     """Return the common steps for the loader's next iterator; None if its rank ends by itself.
 
     The n-th loader of one rank that asks agrees with the n-th of the others.
@@ -157,7 +157,7 @@ def steps_of_job(loader: LoaderFace) -> CommonSteps | None:
     return CommonSteps(loader._step_agreement)
 
 
-def _what_is_read(loader: LoaderFace) -> dict[str, Any]:
+def _dataset_facts(loader: LoaderProtocol) -> dict[str, Any]:
     """Return facts about the dataset, and the software versions. Only a map-style dataset has a
     length and content.
     """
@@ -192,9 +192,9 @@ def dataset_fingerprint(dataset: Any) -> str | None:
 
 def _content(dataset: Any) -> Any:
     for name in ("fingerprint", "_fingerprint"):
-        said = getattr(dataset, name, None)
-        if isinstance(said, str):
-            return said
+        declared = getattr(dataset, name, None)
+        if isinstance(declared, str):
+            return declared
     if isinstance(dataset, Subset):
         return _all_known(_content(dataset.dataset), _entries(dataset.indices))
     if isinstance(dataset, ConcatDataset):
@@ -211,7 +211,7 @@ def _all_known(*contents: Any) -> Any:
 
 def _entries(values: Any) -> Any:
     if isinstance(values, (torch.Tensor, np.ndarray)):
-        return _rows(torch.as_tensor(values)) if _is_of_numbers(values) else None
+        return _rows(torch.as_tensor(values)) if _is_numeric(values) else None
     if not isinstance(values, (list, tuple, range)):
         return None
     step = max(1, len(values) // _ENTRIES_MAX)
@@ -232,7 +232,7 @@ def _plain(value: Any) -> Any:
     return None
 
 
-def _is_of_numbers(values: Any) -> bool:
+def _is_numeric(values: Any) -> bool:
     return isinstance(values, torch.Tensor) or values.dtype.kind in "biuf"
 
 

@@ -17,7 +17,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.loader.loader_face import LoaderFace
+from penstock.loader.loader_protocol import LoaderProtocol
 from penstock.loader.options import shards_of_rank
 from penstock.ranks.sharding import RankShards
 from penstock.stream.progress import Progress
@@ -90,7 +90,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return merged
 
 
-def note_rank(loader: LoaderFace, state: dict[str, Any], progress: Progress | None) -> None:
+def note_rank(loader: LoaderProtocol, state: dict[str, Any], progress: Progress | None) -> None:
     """Add to a state made by :func:`.make_state` the numbers of the job's shards that it covers."""
     of_rank = shards_of_rank(loader)
     if of_rank is None:
@@ -108,7 +108,7 @@ def note_rank(loader: LoaderFace, state: dict[str, Any], progress: Progress | No
         )
 
 
-def part_of_rank(loader: LoaderFace, state: dict[str, Any]) -> dict[str, Any]:
+def part_of_rank(loader: LoaderProtocol, state: dict[str, Any]) -> dict[str, Any]:
     """Return the part of the job's state for this rank's shards. Raises ValueError if the state
     lacks it. Another kind of state is returned unchanged, for later checks."""
     of_rank = shards_of_rank(loader)

@@ -15,7 +15,7 @@ from typing import Any
 from torch.utils.data import DistributedSampler
 
 from penstock.errors import add_note
-from penstock.loader.loader_face import LoaderFace
+from penstock.loader.loader_protocol import LoaderProtocol
 from penstock.loader.options import skip_limit
 from penstock.worker.partial_batch import SkipReport
 
@@ -201,7 +201,7 @@ def note_reason(error: Exception, reason: str) -> None:
     logger.warning("penstock: %s", reason)
 
 
-def epoch_skips(loader: LoaderFace) -> EpochSkips | None:
+def epoch_skips(loader: LoaderProtocol) -> EpochSkips | None:
     """Return the account of an epoch that begins; None if errors of samples are raised."""
     max_skipped = skip_limit(loader)
     if max_skipped is None:

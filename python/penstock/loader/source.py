@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock import _C
 from penstock.compat.devices import module_in_use
+from penstock.loader.client_cache import Recaller
 from penstock.loader.device import names_device, staged_device
-from penstock.loader.loader_face import LoaderFace
-from penstock.loader.parked_client import Recaller
+from penstock.loader.loader_protocol import LoaderProtocol
 from penstock.stream.progress import Progress
 
 if TYPE_CHECKING:
     from penstock.graph.plan import Plan
 
-STANDING_COUNTS = ("outstanding", "ready")  # of a stream's counters; the others only grow
+GAUGES = ("outstanding", "ready")  # of a stream's counters; the others only grow
 
 
 class Source(Protocol):
@@ -56,7 +56,7 @@ class Source(Protocol):
         """Call when an epoch's last batch was taken. Warns of workers that died unnoticed and were
         not needed for it."""
 
-    def who_is_awaited(self) -> str:
+    def timeout_details(self) -> str:
         """Return lines to append to the message of a timeout."""
         ...
 
@@ -97,7 +97,7 @@ class StreamOptions:
     has_timeout: bool
     pins_memory: bool
 
-    def of_client(self, loader: LoaderFace) -> dict[str, Any]:
+    def of_client(self, loader: LoaderProtocol) -> dict[str, Any]:
         """Return the options that the clients of local workers and of a pool have in common."""
         device = staged_device(loader.device)
         return {
@@ -120,7 +120,7 @@ class StreamOptions:
         )
 
 
-def _ahead_of(loader: LoaderFace) -> _C.AheadWishes | None:
+def _ahead_of(loader: LoaderProtocol) -> _C.AheadWishes | None:
     """Return the wishes for copies ahead to a device: for the loader's offloaded models in a
     process that uses a device, and with device="auto"."""
     if loader._provenance is None:

@@ -18,7 +18,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 
 from penstock.compat.iterators import BaseIterator
 from penstock.errors import UnsupportedError
-from penstock.loader.loader_face import LoaderFace
+from penstock.loader.loader_protocol import LoaderProtocol
 from penstock.loader.options import is_parallel, own_options, shard_count
 from penstock.stream.batch_seeds import generator_states, have_moved
 from penstock.stream.progress import (
@@ -48,7 +48,7 @@ _PLAIN = (int, float, str, bytes, type(None))
 
 
 @dataclass(frozen=True, slots=True)
-class _Before:
+class _LoaderSnapshot:
     """Loader before ``start_prefetch()``."""
 
     state: dict[str, Any] | RuntimeError  # or the error, if an object has no state to return
@@ -63,7 +63,7 @@ class _Before:
 class StartedPrefetch:
     """Iterator that waits for the program's ``iter()``. Confined to the trainer's thread."""
 
-    def __init__(self, loader: LoaderFace, begin: _Begin) -> None:
+    def __init__(self, loader: LoaderProtocol, begin: _Begin) -> None:
         """Call ``begin``, which makes the loader's next iterator."""
         check_can_start(loader)
         self._before = _before(loader)
@@ -87,7 +87,7 @@ class StartedPrefetch:
         """Return whether it starts without a loaded state."""
         return self._before.loaded_state is None
 
-    def is_of_use(self, loader: LoaderFace) -> bool:
+    def is_reusable(self, loader: LoaderProtocol) -> bool:
         """Return whether another iterator would give the same batches now, in the same way."""
         return (
             self.iterator._owner_pid == os.getpid()  # a forked child has none of the workers
@@ -101,7 +101,7 @@ class StartedPrefetch:
             )
         )
 
-    def drop(self, loader: LoaderFace) -> bool:
+    def drop(self, loader: LoaderProtocol) -> bool:
         """End the iterator, and restore the loader's earlier state. Returns whether the global
         generators are restored, too: if the program drew from them meanwhile, they stay.
 
@@ -114,7 +114,7 @@ class StartedPrefetch:
             self.iterator._shutdown_workers()
             loader._iterator = None
         if not were_moved:
-            before.snapshot.put_back_globals()
+            before.snapshot.restore_globals()
         for name, generator in own_generators(loader).items():
             after = self._own_after.get(name)
             if after is not None and torch.equal(generator.get_state(), after):
@@ -130,7 +130,7 @@ class StartedPrefetch:
         loader._epoch_count = before.epoch_count
         return not were_moved
 
-    def begin_anew(self, loader: LoaderFace, begin: _Begin) -> BaseIterator:
+    def restart(self, loader: LoaderProtocol, begin: _Begin) -> BaseIterator:
         """Drop the iterator and make another, which repeats the draws of this one."""
         if self.drop(loader) or loader._loaded_state is not None:
             return begin()  # a state has the generators that it starts with
@@ -145,7 +145,7 @@ class StartedPrefetch:
         finally:
             loader._resuming = None
 
-    def _inputs_now(self, loader: LoaderFace) -> dict[str, Any]:
+    def _inputs_now(self, loader: LoaderProtocol) -> dict[str, Any]:
         """Return the batches' inputs that the program may have changed. Of samplers and of the
         dataset, these are the attributes that are numbers or texts, such as an epoch."""
         if self._before.workers_stay is not None:  # they keep everything but the order unchanged
@@ -155,7 +155,7 @@ class StartedPrefetch:
         return {**assigned, **_plain_attributes(holders)}
 
 
-def check_can_start(loader: LoaderFace) -> None:
+def check_can_start(loader: LoaderProtocol) -> None:
     """Raise UnsupportedError if no batch can be made ahead, and ValueError in the middle of an
     epoch.
     """
@@ -180,7 +180,7 @@ def check_can_start(loader: LoaderFace) -> None:
         )
 
 
-def _before(loader: LoaderFace) -> _Before:
+def _before(loader: LoaderProtocol) -> _LoaderSnapshot:
     running: Any = getattr(loader, "_iterator", None)
     goes_on = running is not None and running.own_options == own_options(loader)
     state: dict[str, Any] | RuntimeError
@@ -188,7 +188,7 @@ def _before(loader: LoaderFace) -> _Before:
         state = loader._state_of_now(asks_workers=loader._wants_states)
     except RuntimeError as error:
         state = error
-    return _Before(
+    return _LoaderSnapshot(
         state=state,
         loaded_state=loader._loaded_state,
         progress=loader._progress,
@@ -199,11 +199,11 @@ def _before(loader: LoaderFace) -> _Before:
     )
 
 
-def _own_states(loader: LoaderFace) -> dict[str, torch.Tensor]:
+def _own_states(loader: LoaderProtocol) -> dict[str, torch.Tensor]:
     return {name: one.get_state() for name, one in own_generators(loader).items()}
 
 
-def _samplers(loader: LoaderFace) -> dict[str, Any]:
+def _samplers(loader: LoaderProtocol) -> dict[str, Any]:
     batch_sampler = loader.batch_sampler
     return {
         "sampler": loader.sampler,

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from penstock.compat.iterators import DatasetKind
-from penstock.loader.loader_face import LoaderFace
+from penstock.loader.loader_protocol import LoaderProtocol
 from penstock.loader.options import shard_count
 from penstock.loader.rank_states import opened
 from penstock.ranks.sharding import RankBatchSampler
@@ -48,7 +48,7 @@ class Part:
 
     def expect(self, wanted: str) -> NoReturn:
         raise ValueError(
-            f"{self.place} must be {wanted}, got {_spoken(self.value)}; load the state as "
+            f"{self.place} must be {wanted}, got {_format(self.value)}; load the state as "
             f"state_dict() returned it"
         )
 
@@ -82,7 +82,7 @@ class Part:
         return [self[place] for place in range(len(self.value))]
 
 
-def check_form(loader: LoaderFace, state: Mapping[str, Any]) -> None:
+def check_form(loader: LoaderProtocol, state: Mapping[str, Any]) -> None:
     """Raise ValueError, which names the place, if ``state`` does not have the form of this loader's
     states."""
     if loader.shard_by_rank and loader._dataset_kind == DatasetKind.Map:
@@ -141,7 +141,7 @@ def _check_left(left: Part, answered_count: int) -> int:
     return places[0].integer() if places else through
 
 
-def _check_shards(loader: LoaderFace, shards: Part) -> None:
+def _check_shards(loader: LoaderProtocol, shards: Part) -> None:
     if shards.value is None:
         return
     shards.dictionary("counts", "last", "states")
@@ -166,7 +166,7 @@ def _check_shards(loader: LoaderFace, shards: Part) -> None:
             _check_shard(loader, part, count)
 
 
-def _check_shard(loader: LoaderFace, shard: Part, batch_count: int) -> None:
+def _check_shard(loader: LoaderProtocol, shard: Part, batch_count: int) -> None:
     if shard.value is None:
         return
     if not isinstance(shard.value, Mapping):
@@ -182,7 +182,7 @@ def _check_shard(loader: LoaderFace, shard: Part, batch_count: int) -> None:
         shard["iterator"].expect(f"left out, since {_type_of(loader.dataset)} is not iterated")
 
 
-def _check_sampler(loader: LoaderFace, whole: Part, first: int) -> None:
+def _check_sampler(loader: LoaderProtocol, whole: Part, first: int) -> None:
     samplers = whole["samplers"]
     if samplers.value is not None:
         samplers.dictionary()
@@ -233,7 +233,7 @@ def _check_skipped(skipped: Part) -> None:
             sample[name].integer()
 
 
-def _check_of_dataset(loader: LoaderFace, whole: Part) -> None:
+def _check_of_dataset(loader: LoaderProtocol, whole: Part) -> None:
     if whole["dataset"].value is not None:
         _check_takes(whole["dataset"], loader.dataset)
     if whole["iterator"].value is not None and loader._dataset_kind != DatasetKind.Iterable:
@@ -245,7 +245,7 @@ def _check_takes(part: Part, thing: Any) -> None:
         part.expect(f"left out, since {_type_of(thing)} takes no state")
 
 
-def _check_generators(loader: LoaderFace, generators: Part) -> None:
+def _check_generators(loader: LoaderProtocol, generators: Part) -> None:
     generators.dictionary("globals", "own")
     of_globals = generators["globals"]
     of_globals.dictionary("torch", "random", "numpy")
@@ -310,7 +310,7 @@ def _check_of_numpy(part: Part) -> None:
         part.expect(f"a state of this numpy's generator ({type(error).__name__}: {error})")
 
 
-def _spoken(value: Any) -> str:
+def _format(value: Any) -> str:
     if value is None or isinstance(value, (bool, int, float)):
         return repr(value)[:80]
     if isinstance(value, (list, tuple, Mapping, str, bytes)):

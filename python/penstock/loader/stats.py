@@ -19,7 +19,7 @@ from penstock import _C
 from penstock.loader.step_times import PARTS, WAITING_PARTS, SlowSample, StepTimes, WorkerTimes
 from penstock.ranks.steps import EpochEnd
 from penstock.tuning.advice import advise
-from penstock.tuning.observation import LoaderSettings, Observation, spoken_share, spoken_time
+from penstock.tuning.observation import LoaderSettings, Observation, format_share, format_time
 from penstock.tuning.process_resources import memory_left_bytes, process_times, usable_cpus
 from penstock.worker.threaded_fetch import fetches_whole_batches
 
@@ -168,7 +168,7 @@ class LoaderStats:
         lines = [
             f"DataLoader ({self.iterator}) delivered {self.batches} batches of "
             f"{self.batch_bytes / self.batches / 1e6:.3g} MB in {self.ledger.total_s:.3g} s, and "
-            f"the trainer waited {spoken_share(self.ledger.waiting_share)} of that time",
+            f"the trainer waited {format_share(self.ledger.waiting_share)} of that time",
             f"workers spent {1e3 * self.fetch_s / self.batches:.3g} ms on a batch{moved}",
             f"{self.ready} batches are here and {self.outstanding} are asked for",
         ]
@@ -218,16 +218,16 @@ class LoaderReport:
         steps = self.ledger.steps
         lines = [
             f"DataLoader ({self.iterator}) took {steps} steps of "
-            f"{spoken_time(self.ledger.total_s / steps)}, and waited for batches "
-            f"{spoken_share(self.ledger.waiting_share)} of the time"
+            f"{format_time(self.ledger.total_s / steps)}, and waited for batches "
+            f"{format_share(self.ledger.waiting_share)} of the time"
         ]
         waited = {name: float(getattr(self.ledger, name)) for name in WAITING_PARTS}
         for name in sorted(waited, key=lambda name: -waited[name]):
             if waited[name] > 0.005 * self.ledger.total_s:
                 share = waited[name] / self.ledger.total_s
                 lines.append(
-                    f"for {PARTS[name]}: {spoken_time(waited[name] / steps)} a step, "
-                    f"{spoken_share(share)}"
+                    f"for {PARTS[name]}: {format_time(waited[name] / steps)} a step, "
+                    f"{format_share(share)}"
                 )
         busiest = sorted(self.workers.items(), key=lambda one: -one[1].waited_s)
         lines += [_worker_line(number, times) for number, times in busiest[:_SHOWN_WORKERS]]
@@ -388,9 +388,9 @@ def _worker_line(number: int, times: WorkerTimes) -> str:
         "moved calls": times.prefix_s,
         "the wire": times.wire_s,
     }
-    told = ", ".join(f"{name} {spoken_time(s / count)}" for name, s in parts.items() if s > 0)
+    parts_text = ", ".join(f"{name} {format_time(s / count)}" for name, s in parts.items() if s > 0)
     return (
         f"worker {number} made {times.batches} batches"
-        + (f" ({told} each)" if told else "")
-        + f", for which the program waited {spoken_time(times.waited_s)}"
+        + (f" ({parts_text} each)" if parts_text else "")
+        + f", for which the program waited {format_time(times.waited_s)}"
     )

@@ -3,7 +3,7 @@
 
 A stream counts the parts of each step in native code (csrc/loader/step_ledger.h), and
 :func:`step_times` reads its counters. With ``num_workers=0`` the program's thread makes the
-batches, and :class:`InProcessLedger` counts by the same names. :class:`PastWork` keeps the figures
+batches, and :class:`InProcessLedger` counts by the same names. :class:`WorkTimes` keeps the figures
 of iterators that have ended.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from penstock import _C
-from penstock.tuning.observation import spoken_time
+from penstock.tuning.observation import format_time
 
 # Display names of the parts of a step, by the fields of StepTimes.
 PARTS = {
@@ -111,20 +111,20 @@ class StepTimes(FieldSums):
             return "no step has been counted"
         step_s, total_s = self.total_s / self.steps, self.total_s
 
-        def spoken(name: str) -> str:
+        def format_part(name: str) -> str:
             seconds = getattr(self, name)
-            return f"{spoken_time(seconds / self.steps)} ({100 * seconds / total_s:.0f} %)"
+            return f"{format_time(seconds / self.steps)} ({100 * seconds / total_s:.0f} %)"
 
         text = (
-            f"a step took {spoken_time(step_s)}: {spoken('compute_s')} computing, "
-            f"{spoken('loader_s')} in the loader"
+            f"a step took {format_time(step_s)}: {format_part('compute_s')} computing, "
+            f"{format_part('loader_s')} in the loader"
         )
         waited = {name: getattr(self, name) for name in WAITING_PARTS}
         shown = sorted((name for name in waited if waited[name] > 0), key=lambda n: -waited[n])
         if not shown:
             return f"{text}, and no waiting"
         return f"{text}, and waiting for " + ", ".join(
-            f"{PARTS[name]} {spoken(name)}" for name in shown
+            f"{PARTS[name]} {format_part(name)}" for name in shown
         )
 
 
@@ -176,7 +176,7 @@ class SlowSample:
             name = f"sample {self.place} of batch {self.batch}"
         else:
             name = f"the samples of batch {self.batch}"
-        return f"{name} took {spoken_time(self.seconds)}"
+        return f"{name} took {format_time(self.seconds)}"
 
 
 def step_times(counters: dict[str, Any]) -> StepTimes:
@@ -186,7 +186,7 @@ def step_times(counters: dict[str, Any]) -> StepTimes:
     )
 
 
-class PastWork:
+class WorkTimes:
     """Times of the workers and samples of a loader's iterators, including ended ones. Confined to
     the trainer's thread."""
 
@@ -213,8 +213,8 @@ class PastWork:
         self.slow_samples.sort(key=lambda one: -one.seconds)
         del self.slow_samples[_SLOW_SAMPLES_MAX:]
 
-    def copy(self) -> PastWork:
-        copied = PastWork()
+    def copy(self) -> WorkTimes:
+        copied = WorkTimes()
         copied.workers = dict(self.workers)
         copied.slow_samples = list(self.slow_samples)
         return copied
@@ -228,7 +228,7 @@ class InProcessLedger:
     that is being made.
     """
 
-    def __init__(self, counters: Counter[str], work: PastWork) -> None:
+    def __init__(self, counters: Counter[str], work: WorkTimes) -> None:
         self.clock = _C.FetchClock()
         self._counters: dict[str, float] = counters  # type: ignore[assignment]
         self._work = work

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from penstock.compat.iterators import BaseIterator, DatasetKind
 from penstock.errors import RankError, UnsentBatchError
 from penstock.loader.grouped_arguments import is_address
-from penstock.loader.loader_face import LoaderFace
+from penstock.loader.loader_protocol import LoaderProtocol
 from penstock.loader.options import Obstacle, is_seeded_by_batch, obstacle_to_pool
 from penstock.program_line import warn
 from penstock.ranks.job_store import key_prefix, stores_of_job
@@ -47,14 +47,14 @@ class VariablePool(str):
 
     source = POOL_VARIABLE
     described = f"the environment variable {POOL_VARIABLE}"
-    way_out = 'pass pool="" to this DataLoader, or unset the variable, to do without'
+    pool_remedy = 'pass pool="" to this DataLoader, or unset the variable, to do without'
 
 
 class AnnouncedPool(VariablePool):
     """Address of a pool that a rank names, and neither the program nor the variable."""
 
     source = described = "penstock.announce_pool()"
-    way_out = 'pass pool="" to this DataLoader to do without'
+    pool_remedy = 'pass pool="" to this DataLoader to do without'
 
 
 def announce_pool(address: str) -> None:
@@ -110,7 +110,7 @@ def named_pool(pool: str | None) -> str | None:
     return None if isinstance(pool, VariablePool) else pool or None
 
 
-def use_variable(loader: LoaderFace, pool: str | None) -> None:
+def use_variable(loader: LoaderProtocol, pool: str | None) -> None:
     """Give ``loader``, which was constructed with ``pool``, the variable's pool, or warn.
 
     The constructor calls it. Raises ValueError when the variable holds no address.
@@ -127,7 +127,7 @@ def use_variable(loader: LoaderFace, pool: str | None) -> None:
         _warn(loader, address, obstacle)
 
 
-def leave_unsendable(loader: LoaderFace) -> None:
+def drop_pool_if_unsendable(loader: LoaderProtocol) -> None:
     """Take the variable's pool from a loader whose dataset cannot be sent to it, and warn.
 
     For a state before the first ``iter()``, which belongs to one stream or the other: pickles the
@@ -148,47 +148,47 @@ def leave_unsendable(loader: LoaderFace) -> None:
         )
         check_can_be_sent(spec, loader.worker_init_fn)
     except pickle.PicklingError as error:
-        _leave_for_dataset(loader, error)
+        _drop_pool(loader, error)
     else:
         loader._is_known_sendable = True
 
 
-def _leave_for_dataset(loader: LoaderFace, error: pickle.PicklingError) -> None:
+def _drop_pool(loader: LoaderProtocol, error: pickle.PicklingError) -> None:
     address, loader.pool = loader.pool, None
-    _warn(loader, address, Obstacle(str(error).removesuffix(way_out(address)), "do that"))
+    _warn(loader, address, Obstacle(str(error).removesuffix(pool_remedy(address)), "do that"))
 
 
-def begin_sendable(loader: LoaderFace, begin: Callable[[], Any]) -> Any:
+def begin_sendable(loader: LoaderProtocol, begin: Callable[[], Any]) -> Any:
     """Make the loader's next iterator by ``begin``; if the dataset cannot be pickled, warn, and
     make it without the variable's pool from the same draws."""
     if not isinstance(loader.pool, VariablePool) or loader._is_known_sendable:
         return begin()
-    before = _Before(loader)
+    before = _LoaderSnapshot(loader)
     try:
         iterator = begin()
     except pickle.PicklingError as error:
-        before.put_back(loader)
-        _leave_for_dataset(loader, error)
+        before.restore(loader)
+        _drop_pool(loader, error)
         return begin()
     loader._is_known_sendable = True
     return iterator
 
 
-class _Before:
+class _LoaderSnapshot:
     """Loader before making an iterator that may be given up again."""
 
-    def __init__(self, loader: LoaderFace) -> None:
+    def __init__(self, loader: LoaderProtocol) -> None:
         self._epoch_count, self._progress = loader._epoch_count, loader._progress
         self._snapshot = GeneratorSnapshot.take(loader)
 
-    def put_back(self, loader: LoaderFace) -> None:
+    def restore(self, loader: LoaderProtocol) -> None:
         loader._iterator = None
         loader._epoch_count, loader._progress = self._epoch_count, self._progress
-        self._snapshot.put_back_globals()
-        self._snapshot.put_back_own(loader)
+        self._snapshot.restore_globals()
+        self._snapshot.restore_own(loader)
 
 
-def leave_pool_of_another_state(loader: LoaderFace, state: dict[str, Any]) -> None:
+def drop_pool_if_state_has_none(loader: LoaderProtocol, state: dict[str, Any]) -> None:
     """Take the variable's pool from a loader that is to continue from the state of a loader without
     a pool: that state belongs to another stream."""
     built = state.get("built")
@@ -199,20 +199,20 @@ def leave_pool_of_another_state(loader: LoaderFace, state: dict[str, Any]) -> No
         _warn(loader, address, Obstacle(seen, "begin without that state"))
 
 
-def begin_tried(loader: LoaderFace, begin: Callable[[], BaseIterator]) -> BaseIterator:
+def begin_on_trial(loader: LoaderProtocol, begin: Callable[[], BaseIterator]) -> BaseIterator:
     """Make the loader's next iterator by ``begin``; if the pool's workers do not send the batches,
     make it without the pool, from the draws by which the first batch was requested."""
     if not is_on_trial(loader):
         return begin()
-    before = _Before(loader)
+    before = _LoaderSnapshot(loader)
     iterator = begin()
     if not is_on_trial(loader) or has_sent_batch(loader, iterator):
         return iterator
-    before.put_back(loader)
+    before.restore(loader)
     return begin()
 
 
-def is_on_trial(loader: LoaderFace) -> bool:
+def is_on_trial(loader: LoaderProtocol) -> bool:
     """Return whether the workers of the variable's pool have yet to show that they send batches."""
     return (
         isinstance(loader.pool, VariablePool)
@@ -227,7 +227,7 @@ def is_on_trial(loader: LoaderFace) -> bool:
     )
 
 
-def has_sent_batch(loader: LoaderFace, iterator: Any) -> bool:
+def has_sent_batch(loader: LoaderProtocol, iterator: Any) -> bool:
     """Wait for the first batch of ``iterator``, which then waits for next().
 
     Return False if a worker refused to send it: the iterator is ended, and the loader left without
@@ -240,7 +240,7 @@ def has_sent_batch(loader: LoaderFace, iterator: Any) -> bool:
     if iterator._recipe is None and loader._dataset_kind == DatasetKind.Map:
         # The program's sampler is not restarted: its next order may differ.
         loader._begun_order = itertools.chain([*iterator._unanswered()], iterator._sampler_iter)
-    iterator.source.may_be_parked = False
+    iterator.source.may_be_cached = False
     iterator._shutdown_workers()
     address, loader.pool = loader.pool, None
     seen, _, remedy = first.refusal.partition("; ")
@@ -248,11 +248,11 @@ def has_sent_batch(loader: LoaderFace, iterator: Any) -> bool:
     return False
 
 
-def way_out(pool: str | None) -> str:
+def pool_remedy(pool: str | None) -> str:
     """Return the sentence to append to an error caused by a loader's pool."""
     if not isinstance(pool, VariablePool):
         return ""
-    return f"; the pool is the one that {pool.described} names: {pool.way_out}"
+    return f"; the pool is the one that {pool.described} names: {pool.pool_remedy}"
 
 
 def _pool_of_variable() -> VariablePool | None:
@@ -279,7 +279,7 @@ def _announcement_key() -> str:
     return f"{key_prefix()}/pool"
 
 
-def _obstacle_of_program(loader: LoaderFace) -> Obstacle | None:
+def _obstacle_of_program(loader: LoaderProtocol) -> Obstacle | None:
     if loader.num_workers == 0 and not is_seeded_by_batch(loader):
         return Obstacle(
             "num_workers=0 asks for batches that this process makes, with its own random numbers, "
@@ -290,7 +290,7 @@ def _obstacle_of_program(loader: LoaderFace) -> Obstacle | None:
     return None
 
 
-def _warn(loader: LoaderFace, address: VariablePool, obstacle: Obstacle) -> None:
+def _warn(loader: LoaderProtocol, address: VariablePool, obstacle: Obstacle) -> None:
     where = "this process" if loader.num_workers == 0 else "workers of this process"
     warn(
         f"{address.source} names the pool {str(address)!r}, but batches of this DataLoader "

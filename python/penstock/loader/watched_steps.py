@@ -161,11 +161,11 @@ def are_watched() -> bool:
 def watched(steps: Steps, take: Callable[[], Any]) -> Any:
     """Return or raise the result of ``take``, which is a step of ``steps``."""
     if _C.is_profiled():
-        return in_batch_range(steps, lambda: _told(steps, take))
-    return _told(steps, take)
+        return in_batch_range(steps, lambda: _notify_watchers(steps, take))
+    return _notify_watchers(steps, take)
 
 
-def _told(steps: Steps, take: Callable[[], Any]) -> Any:
+def _notify_watchers(steps: Steps, take: Callable[[], Any]) -> Any:
     watchers = _watchers
     if not watchers:
         return take()

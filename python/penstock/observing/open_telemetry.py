@@ -92,14 +92,14 @@ class Telemetry:
         self._is_ended = False
         self._series.begin()
         if tracer is not None:
-            add_watcher(self._tell_batches)
+            add_watcher(self._record_batches)
 
     def end(self) -> None:
         """Stop exporting steps. The metrics keep their counts. Further calls have no effect."""
         if not self._is_ended:
             self._is_ended = True
             self._series.end()
-            remove_watcher(self._tell_batches)
+            remove_watcher(self._record_batches)
 
     def __enter__(self) -> Telemetry:
         return self
@@ -112,12 +112,12 @@ class Telemetry:
     ) -> None:
         self.end()
 
-    def _tell_batches(self, step: WatchedStep) -> None:
+    def _record_batches(self, step: WatchedStep) -> None:
         name = self._series.name_of(step)
         for batch in step.batches:
-            self._tell(batch, step, name)
+            self._record_batch(batch, step, name)
 
-    def _tell(self, batch: MadeBatch, step: WatchedStep, loader_name: str) -> None:
+    def _record_batch(self, batch: MadeBatch, step: WatchedStep, loader_name: str) -> None:
         from opentelemetry.trace import set_span_in_context
 
         facts: dict[str, Any] = {

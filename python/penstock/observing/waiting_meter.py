@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch.utils.data
 
 from penstock.loader.dataloader import DataLoader
-from penstock.loader.loader_face import innermost_loader
+from penstock.loader.loader_protocol import innermost_loader
 from penstock.loader.step_times import PARTS, WAITING_PARTS, StepTimes
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class WaitingMeter:
         self._loader = _own_loader(loader)
         self._every_s = every_s
         now = self._now()
-        self._told = now  # the ledger at the last call of scalars()
+        self._last_ledger = now  # the ledger at the last call of scalars()
         self._shown = now
         self._text = ""
         self._text_until = 0.0
@@ -76,7 +76,7 @@ class WaitingMeter:
             step since the last call.
         """
         now = self._now()
-        window, self._told = now - self._told, now
+        window, self._last_ledger = now - self._last_ledger, now
         if window.steps <= 0:
             return {}
         means = {name: getattr(window, name) / window.steps for name in PARTS}

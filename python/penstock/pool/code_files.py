@@ -99,8 +99,8 @@ def find_code(
     files = [file for file in found if file.byte_count <= _byte_count_max(file)]
     if sum(file.byte_count for file in files) > limits.byte_count:
         raise TooMuchCodeError(
-            f"{root!r} has more than {spoken_bytes(limits.byte_count)} of code, the limit for "
-            f"workers (largest files: {spoken_files(files)}); {_ADVICE}"
+            f"{root!r} has more than {format_bytes(limits.byte_count)} of code, the limit for "
+            f"workers (largest files: {format_files(files)}); {_ADVICE}"
         )
     too_large = [file for file in found if file.byte_count > _byte_count_max(file)]
     return Code(files, too_large, secret)
@@ -112,21 +112,21 @@ def looks_secret(name: str) -> bool:
     return _SECRET.search(base) is not None and _MODULE.search(base) is None
 
 
-def spoken_limits() -> str:
-    return f"modules up to {spoken_bytes(_MODULE_BYTES_MAX)}, data of packages up to " + (
-        spoken_bytes(_DATA_BYTES_MAX)
+def format_limits() -> str:
+    return f"modules up to {format_bytes(_MODULE_BYTES_MAX)}, data of packages up to " + (
+        format_bytes(_DATA_BYTES_MAX)
     )
 
 
-def spoken_files(files: Sequence[CodeFile]) -> str:
+def format_files(files: Sequence[CodeFile]) -> str:
     """Format the names and sizes of the largest files."""
     by_size = sorted(files, key=lambda file: -file.byte_count)
-    named = [f"{file.name} of {spoken_bytes(file.byte_count)}" for file in by_size[:_NAMED_MAX]]
+    named = [f"{file.name} of {format_bytes(file.byte_count)}" for file in by_size[:_NAMED_MAX]]
     rest = len(files) - len(named)
     return ", ".join(named) + (f", and {rest} more" if rest else "")
 
 
-def spoken_bytes(count: int) -> str:
+def format_bytes(count: int) -> str:
     return f"{count / (1 << 20):.3g} MiB"
 
 

@@ -30,8 +30,8 @@ from penstock.pool.code_files import (
     CodeFile,
     CodeLimits,
     find_code,
-    spoken_files,
-    spoken_limits,
+    format_files,
+    format_limits,
 )
 from penstock.program_line import warn
 
@@ -100,13 +100,13 @@ def extract_code(data: bytes, code_id: str, code_root: str) -> str:
     return folder
 
 
-def put_in_front(folders: Sequence[str], code_root: str) -> None:
+def put_first_in_path(folders: Sequence[str], code_root: str) -> None:
     """Make the modules of ``folders``, and of no other folder under ``code_root``, importable.
 
     Unload modules that were imported from other folders there, and modules whose names these
     folders also have, so that each job imports its own code. Return early if that is already so.
     """
-    if is_in_front(folders, code_root):
+    if is_first_in_path(folders, code_root):
         return
     gone = _in_use(code_root)
     sys.path[:] = [*folders, *(entry for entry in sys.path if entry not in gone)]
@@ -117,7 +117,7 @@ def put_in_front(folders: Sequence[str], code_root: str) -> None:
             del sys.modules[name]
 
 
-def is_in_front(folders: Sequence[str], code_root: str) -> bool:
+def is_first_in_path(folders: Sequence[str], code_root: str) -> bool:
     """Return whether an import in a job would now find the job's code."""
     return _in_use(code_root) == list(folders)
 
@@ -140,7 +140,7 @@ def _packed(root: str, code: Code) -> PackedCode:
     if code.secret:
         warn(
             f"files in {root!r} that look like secrets are not sent to workers: "
-            f"{spoken_files(code.secret)}; if workers need one, and may have it, name the file "
+            f"{format_files(code.secret)}; if workers need one, and may have it, name the file "
             f"itself in code_paths",
         )
     return _zip(root, code.files)
@@ -158,7 +158,7 @@ def _pack(root: str, wanted: Set[str]) -> PackedCode:
     if code.too_large:
         warn(
             f"files in {root!r} of code_paths are too large to be sent to workers: "
-            f"{spoken_files(code.too_large)} (limits: {spoken_limits()}); if workers need "
+            f"{format_files(code.too_large)} (limits: {format_limits()}); if workers need "
             f"them, store them where all workers can read them",
         )
     return _packed(root, code)

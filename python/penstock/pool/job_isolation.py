@@ -100,7 +100,7 @@ class JobIsolation:
 @dataclass(frozen=True, slots=True)
 class IsolationPlan:
     isolation: JobIsolation
-    news: list[str]  # how the requested isolation is implemented
+    messages: list[str]  # how the requested isolation is implemented
     warnings: list[str]  # what remains unprotected
 
 
@@ -113,7 +113,7 @@ def plan_isolation(options: IsolationOptions, key_folder: str | None) -> Isolati
     _check(options)
     levels = options.levels
     named = levels or frozenset()
-    news: list[str] = []
+    messages: list[str] = []
     warnings: list[str] = []
     plan = JobIsolation(
         kept=_folders_of_python(),
@@ -129,21 +129,21 @@ def plan_isolation(options: IsolationOptions, key_folder: str | None) -> Isolati
     if "network" in named:
         plan, how = _tried_network(replace(plan, hosts=options.job_hosts))
         reached = f" except {', '.join(plan.hosts)} through a proxy" if plan.hosts else ""
-        news.append(f"jobs have no network{reached}, enforced by {how}")
+        messages.append(f"jobs have no network{reached}, enforced by {how}")
     if levels is None or levels:
-        plan, said, trouble = _tried_keys(plan, key_folder, is_named="keys" in named)
+        plan, added, trouble = _tried_keys(plan, key_folder, is_named="keys" in named)
         if trouble and "keys" in named:
             raise _cannot("keys", trouble)
-        news += said
+        messages += added
         warnings += [f"jobs are not kept from the keys: {trouble}"] if trouble else []
-    plan, said = _limited(plan, options)
-    news += said
+    plan, added = _limited(plan, options)
+    messages += added
     if named and os.geteuid() == 0 and "user" not in named:
         warnings.append(
             "jobs run as root, and can read disks and change files of root; run the worker under "
             "another account, or name user in --isolate"
         )
-    return IsolationPlan(plan, news, warnings)
+    return IsolationPlan(plan, messages, warnings)
 
 
 def _check(options: IsolationOptions) -> None:
@@ -237,7 +237,7 @@ def _tried_keys(
 
 
 def _limited(plan: JobIsolation, options: IsolationOptions) -> tuple[JobIsolation, list[str]]:
-    news = []
+    messages = []
     settings: dict[str, str] = {}
     wanted: set[str] = set()
     has = set() if options.job_group is None else _controllers_of(options.job_group)
@@ -245,10 +245,10 @@ def _limited(plan: JobIsolation, options: IsolationOptions) -> tuple[JobIsolatio
         if "memory" in has:
             wanted.add("memory")
             settings |= {"memory.max": str(options.job_memory), "memory.oom.group": "1"}
-            news.append("the memory of each job is bounded by memory.max of its group")
+            messages.append("the memory of each job is bounded by memory.max of its group")
         else:
             plan = replace(plan, data_bytes=options.job_memory)
-            news.append(
+            messages.append(
                 "the memory of each process of a job is bounded by RLIMIT_DATA, which leaves out "
                 "shared memory and files; " + _no_controller(options, "memory")
             )
@@ -256,7 +256,7 @@ def _limited(plan: JobIsolation, options: IsolationOptions) -> tuple[JobIsolatio
         if "pids" in has:
             wanted.add("pids")
             settings["pids.max"] = str(options.job_processes)
-            news.append("the processes of each job are bounded by pids.max of its group")
+            messages.append("the processes of each job are bounded by pids.max of its group")
         elif os.geteuid() == 0 and not plan.uids:
             raise ValueError(
                 "--job-processes requires --isolate user, or a --job-group that has the controller "
@@ -265,7 +265,7 @@ def _limited(plan: JobIsolation, options: IsolationOptions) -> tuple[JobIsolatio
             )
         else:
             plan = replace(plan, process_count=options.job_processes)
-            news.append(
+            messages.append(
                 "the processes of jobs are bounded by RLIMIT_NPROC, which counts all processes and "
                 "threads of the account; " + _no_controller(options, "pids")
             )
@@ -281,7 +281,7 @@ def _limited(plan: JobIsolation, options: IsolationOptions) -> tuple[JobIsolatio
         folder = os.path.realpath(options.job_group)
         _enable_controllers(folder, wanted)
         plan = replace(plan, group=folder, group_settings=settings)
-    return plan, news
+    return plan, messages
 
 
 def _no_controller(options: IsolationOptions, name: str) -> str:

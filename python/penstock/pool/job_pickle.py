@@ -33,7 +33,7 @@ from penstock.compat.storages import typed_storage, untyped_part
 from penstock.worker.fetching import FetchSpec
 from penstock.worker.fingerprint import Fingerprint, fingerprint
 
-_ANYWHERE = ("cpu", "meta")  # devices that every worker has
+_UNIVERSAL_DEVICES = ("cpu", "meta")  # devices that every worker has
 _CLASS_MAKERS = ("_make_skeleton_class", "_make_skeleton_enum")
 _TRACKER_ID = re.compile("[0-9a-f]{32}")
 # An inspection may take this long, or as long as the pickling that it could have avoided.
@@ -109,7 +109,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             raise PicklingError(f"cannot pickle an open file ({obj.name!r})")
         reduced = super().reducer_override(obj)
         self._note(obj, is_by_value=reduced is not NotImplemented)
-        return _as_here(obj, reduced)
+        return _without_tracker_id(obj, reduced)
 
     def _note(self, obj: Any, is_by_value: bool) -> None:
         if isinstance(obj, types.ModuleType):
@@ -124,13 +124,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
 
 
 def _check_device(device: torch.device) -> None:
-    if device.type not in _ANYWHERE:
+    if device.type not in _UNIVERSAL_DEVICES:
         raise PicklingError(
             f"cannot pickle a tensor on {device}, which a worker does not have; keep it on the CPU"
         )
 
 
-def _as_here(obj: Any, reduced: Any) -> Any:
+def _without_tracker_id(obj: Any, reduced: Any) -> Any:
     """Return a class pickled by value as cloudpickle reduces it, but without the random number that
     identifies it in other pickles of the process, since each job has one pickle; and with its
     qualified name, by which the trainer identifies a nested class in a batch.
@@ -153,7 +153,7 @@ def _storage(data: bytearray | None = None) -> torch.UntypedStorage:
     return torch.frombuffer(data, dtype=torch.uint8).untyped_storage()
 
 
-class KnownPickle:
+class PickleCache:
     """The hash of the objects that were pickled last for the jobs of one loader, so that a dataset
     that has not changed since the previous epoch is not pickled again.
 

@@ -102,14 +102,14 @@ class IsolatedJobs:
         if isolation.uids:
             os.chmod(code_root, 0o711)  # other accounts may pass, but cannot list names
 
-    def try_prepare(self, job: int, folder: str, tell: Callable[[str], None]) -> JobPlace | None:
+    def try_prepare(self, job: int, folder: str, warn: Callable[[str], None]) -> JobPlace | None:
         """Return a place for the process of ``job``, whose modules are in ``folder``. If the system
-        lacks room for it, report that by ``tell`` and return None."""
+        lacks room for it, report that by ``warn`` and return None."""
         self._jobs.add(job)
         try:
             return self._prepare(job, folder)
         except OSError as error:
-            tell(f"the process of a job could not be started: {error}")
+            warn(f"the process of a job could not be started: {error}")
             return None
 
     def _prepare(self, job: int, folder: str) -> JobPlace:
@@ -139,7 +139,7 @@ class IsolatedJobs:
         if self._groups is not None:
             self._groups.remove(job)
         if self._uids is not None:
-            self._uids.give_back(job)
+            self._uids.release(job)
         if self._proxy is not None:
             self._proxy.end(job)
         shutil.rmtree(self._private(job), ignore_errors=True)
@@ -179,7 +179,7 @@ class _Uids:
             f"all uids of --job-uids {self._first}-{self._last} are in use by other jobs; name more"
         )
 
-    def give_back(self, job: int) -> None:
+    def release(self, job: int) -> None:
         """Kill every process with the job's uid: no other program uses that uid."""
         if job not in self._taken:
             return

@@ -20,11 +20,11 @@ import torch
 
 from penstock import _C
 from penstock.pool.job_place import JobPlace
-from penstock.pool.job_shelf import JobShelf, serve_jobs
+from penstock.pool.job_shelf import JobCache, serve_jobs
 from penstock.pool.pool_log import JobJournal, PoolLog
 from penstock.pool.process_settings import ignore_end_signals
 from penstock.pool.worker_spec import arena_bytes
-from penstock.worker.slab_collate import lend_slabs_to_torch
+from penstock.worker.slab_collate import collate_into_slabs
 
 
 def run_job(
@@ -47,7 +47,7 @@ def run_job(
         warm.close_in_child()  # from here on, this process ends with the warm one, too
         if place is not None:
             place.enter()
-        _part_from(warm_pid)
+        _detach_from(warm_pid)
         _serve(order, code_root, is_quiet=is_quiet)
         status = 0
     except BaseException:  # also exceptions raised by a signal handler of the dataset
@@ -59,7 +59,7 @@ def run_job(
         os._exit(status)
 
 
-def _part_from(warm_pid: int) -> None:
+def _detach_from(warm_pid: int) -> None:
     """Separate this process from all state that it shares with the processes of other jobs."""
     os.setsid()  # so that all processes started by the dataset can be ended with this one
     if os.getppid() != warm_pid:
@@ -77,6 +77,6 @@ def _part_from(warm_pid: int) -> None:
 def _serve(order: _C.JobOrder, code_root: str, *, is_quiet: bool) -> None:
     log = PoolLog(order.log_name, is_quiet=is_quiet)
     server = _C.JobServer.open(order.fd, arena_bytes())
-    lend_slabs_to_torch(server)
-    shelf = JobShelf(server, code_root)
-    serve_jobs(server, shelf, JobJournal(log.say), log.tell, ignore_end_signals)
+    collate_into_slabs(server)
+    job_cache = JobCache(server, code_root)
+    serve_jobs(server, job_cache, JobJournal(log.info), log.warn, ignore_end_signals)

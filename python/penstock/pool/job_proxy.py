@@ -126,15 +126,15 @@ class _Proxy:
         control = socket.socket(fileno=fd)
         control.setblocking(False)
 
-        def obey() -> None:
-            if not self._obey(control):
+        def handle_message() -> None:
+            if not self._handle_message(control):
                 is_over.set()
 
-        asyncio.get_running_loop().add_reader(control, obey)
+        asyncio.get_running_loop().add_reader(control, handle_message)
         await is_over.wait()
         os._exit(0)  # without waiting for threads that resolve names
 
-    def _obey(self, control: socket.socket) -> bool:
+    def _handle_message(self, control: socket.socket) -> bool:
         """Read one message; return whether more can follow."""
         try:
             message, fds, *_ = socket.recv_fds(control, MESSAGE.size, 1)
@@ -237,11 +237,11 @@ class _Proxy:
         if str(host) in self._logged or len(self._logged) > _LOGGED_HOSTS_MAX:
             return
         self._logged.add(str(host))
-        self._log.tell(
+        self._log.warn(
             f"a job was refused a connection to {host}, {why}; this is logged once per host"
         )
         if len(self._logged) > _LOGGED_HOSTS_MAX:
-            self._log.tell("further refused hosts are not logged")
+            self._log.warn("further refused hosts are not logged")
 
 
 async def _accepted(loop: asyncio.AbstractEventLoop, listener: socket.socket) -> socket.socket:
@@ -355,10 +355,10 @@ def is_denied(address: str) -> bool:
         ip = ip.ipv4_mapped
     if ip.is_loopback or ip.is_link_local or ip.is_unspecified or ip.is_multicast:
         return True
-    return str(ip) in _METADATA or _is_of_this_machine(ip)
+    return str(ip) in _METADATA or _is_local_address(ip)
 
 
-def _is_of_this_machine(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+def _is_local_address(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     """Return whether this machine has the address: the system reaches its addresses from
     themselves. No packet is sent."""
     family = socket.AF_INET if ip.version == 4 else socket.AF_INET6

@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 from penstock import _C
 from penstock.errors import ClosedError, PenstockError, UnsupportedError
-from penstock.pool.job_code import is_in_front, put_in_front
+from penstock.pool.job_code import is_first_in_path, put_first_in_path
 from penstock.pool.pool_job import JobRefused, is_of_cpp, open_factory_job, unpack_job
 from penstock.pool.pool_log import JobJournal
 from penstock.pool.process_settings import ProcessState
@@ -37,20 +37,20 @@ from penstock.pool.worker_errors import (
 _NOTICE_INTERVAL_S = 0.5
 _JOBS_MAX = 2  # for two loaders that a trainer uses in turn
 _BLOB_WAIT_S = 60.0
-_KEPT_BYTES_MAX = 16 << 20
+_LAST_BLOB_BYTES_MAX = 16 << 20
 
 
 def serve_jobs(
     server: _C.BatchServer,
-    shelf: JobShelf,
+    job_cache: JobCache,
     journal: JobJournal,
-    tell: Callable[[str], None],
-    heed_signals: Callable[[], None],
+    warn: Callable[[str], None],
+    handle_signals: Callable[[], None],
     leave: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve until the server has ended, then close ``shelf``.
+    """Serve until the server has ended, then close ``job_cache``.
 
-    ``tell`` is called with messages that need attention. ``heed_signals`` is called before each
+    ``warn`` is called with messages that need attention. ``handle_signals`` is called before each
     batch, since a job's modules may have set handlers. ``leave`` replaces this process by another;
     pass None if no earlier job can have run in this process.
     """
@@ -58,33 +58,33 @@ def serve_jobs(
         while True:
             work = server.next(_NOTICE_INTERVAL_S)
             for notice in server.take_notices():
-                tell(notice)
+                warn(notice)
             if work is not None:
-                _answer(server, shelf, work, journal, heed_signals, leave)
+                _answer(server, job_cache, work, journal, handle_signals, leave)
                 del work
     except ClosedError:
         journal.finish()
     finally:
         for notice in server.take_notices():
-            tell(notice)
-        shelf.close()
+            warn(notice)
+        job_cache.close()
 
 
 def _answer(
     server: _C.BatchServer,
-    shelf: JobShelf,
+    job_cache: JobCache,
     work: _C.PoolWork,
     journal: JobJournal,
-    heed_signals: Callable[[], None],
+    handle_signals: Callable[[], None],
     leave: Callable[[str], None] | None,
 ) -> None:
     """Answer one request. Raise ClosedError only if the server has ended."""
     pid = os.getpid()
-    if not shelf.has_had_jobs:
+    if not job_cache.has_had_jobs:
         leave = None
     try:
-        job = shelf.job_of(work)
-        shelf.fetch_prefixes(work)
+        job = job_cache.job_of(work)
+        job_cache.fetch_prefixes(work)
     except ClosedError:
         server.give_up()
         return
@@ -95,7 +95,7 @@ def _answer(
         end_forked_child(pid, error)
         _refuse(server, work, journal, error, leave)
         return
-    heed_signals()
+    handle_signals()
     journal.note_batch(work.trainer_id, job.name)
     job.answer(work)
 
@@ -122,7 +122,7 @@ def _refuse(
         server.answer_error(work, *describe_error(error), None)
 
 
-class JobShelf:
+class JobCache:
     """Confined to the thread that makes batches."""
 
     def __init__(self, server: _C.BatchServer, code_root: str) -> None:
@@ -132,7 +132,7 @@ class JobShelf:
         self._of_worker = ProcessState.now()
         self._states: dict[bytes, ProcessState] = {}  # the process state left by each job
         self._current: bytes | None = None  # the job whose process state is active
-        self._kept_blob: tuple[bytes, bytes] = (b"", b"")  # of the last job, with its id
+        self._last_blob: tuple[bytes, bytes] = (b"", b"")  # of the last job, with its id
         self.has_had_jobs = False  # whether code of a job has run in this process
 
     def job_of(self, work: _C.PoolWork) -> RunningJob:
@@ -147,13 +147,13 @@ class JobShelf:
             )
         job_id = work.blobs[0]
         job = self._jobs.get(job_id)
-        if job is not None and not is_in_front(job.code_folders, self._code_root):
+        if job is not None and not is_first_in_path(job.code_folders, self._code_root):
             # Another job's modules have replaced the modules that this job imported.
             self._drop(job_id)
             job = None
-        if job is not None and not self._is_as_sent(job_id, job, work):
+        if job is not None and not self._may_continue(job_id, job, work):
             self._drop(job_id)
-            put_in_front((), self._code_root)  # so that its modules are imported again
+            put_first_in_path((), self._code_root)  # so that its modules are imported again
             job = None
         if job is None:
             while len(self._jobs) >= _JOBS_MAX:  # first, since memory may not suffice for one more
@@ -172,7 +172,7 @@ class JobShelf:
                 job.begin_watch(time.monotonic() - began_at)
                 job.begin_epoch(work)
             except BaseException:
-                self._of_worker.put_back()
+                self._of_worker.restore()
                 raise
             self._jobs[job_id] = job
             self._current = job_id
@@ -180,13 +180,13 @@ class JobShelf:
         self._jobs.move_to_end(job_id)
         return job
 
-    def _is_as_sent(self, job_id: bytes, job: RunningJob, work: _C.PoolWork) -> bool:
+    def _may_continue(self, job_id: bytes, job: RunningJob, work: _C.PoolWork) -> bool:
         """Return whether the job may continue: within its epoch, or in another epoch because it has
         not changed any state."""
         if not job.begin_epoch(work):
             return True
         self._enter(job_id)
-        return job.has_stayed()
+        return job.is_unchanged()
 
     def _enter(self, job_id: bytes | None) -> None:
         """Restore the process state that this job left; None: the state before any job."""
@@ -195,14 +195,14 @@ class JobShelf:
         if self._current is not None and self._current in self._jobs:
             self._states[self._current] = ProcessState.now()
         self._current = job_id
-        (self._of_worker if job_id is None else self._states[job_id]).put_back()
+        (self._of_worker if job_id is None else self._states[job_id]).restore()
 
     def _blob_of(self, job_id: bytes) -> bytes:
         """Return a job's blob. Small blobs are kept, since the next epoch may need them again."""
-        kept_id, blob = self._kept_blob
+        kept_id, blob = self._last_blob
         if kept_id != job_id:
             blob = self._fetch(job_id)
-            self._kept_blob = (job_id, blob) if len(blob) <= _KEPT_BYTES_MAX else (b"", b"")
+            self._last_blob = (job_id, blob) if len(blob) <= _LAST_BLOB_BYTES_MAX else (b"", b"")
         return blob
 
     def fetch_prefixes(self, work: _C.PoolWork) -> None:
@@ -227,7 +227,7 @@ class JobShelf:
         self._states.pop(job_id, None)
         if self._current == job_id:
             self._current = None
-            self._of_worker.put_back()
+            self._of_worker.restore()
 
     def _fetch(self, blob_id: bytes) -> bytes:
         blob = None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``penstock run --pool-local``: the pool that a program starts on its own machine.
 
-A separate process, the *keeper* (`keep_pool`), runs the controller and supervises the workers. It
+A separate process, the *keeper* (`run_local_pool`), runs the controller and supervises the workers. It
 is not a child of the program, because a program that waits for all of its children must not find
 one that it never started. The keeper ends when the program ends, for any reason, and on SIGTERM.
 """
@@ -34,8 +34,8 @@ import json, os, sys
 if os.fork():
     os._exit(0)
 sys.path[:] = json.loads(sys.argv[1])
-from penstock.pool.local_pool import keep_pool
-sys.exit(keep_pool(json.loads(sys.argv[2])))
+from penstock.pool.local_pool import run_local_pool
+sys.exit(run_local_pool(json.loads(sys.argv[2])))
 """
 _LOOPBACK = "tcp://127.0.0.1:0"
 
@@ -44,9 +44,9 @@ class LocalPool:
     """The pool of this process, which must finally call :meth:`end`. Confined to the main
     thread."""
 
-    def __init__(self, endpoint: str, keeper_fd: int, alive_fd: int) -> None:
+    def __init__(self, endpoint: str, pool_pidfd: int, alive_fd: int) -> None:
         self.endpoint = endpoint
-        self._keeper_fd = keeper_fd
+        self._pool_pidfd = pool_pidfd
         self._alive_fd = alive_fd
         self._owner_pid = os.getpid()
 
@@ -59,7 +59,7 @@ class LocalPool:
             stack.callback(os.close, read_fd)
             own_fd = os.pidfd_open(os.getpid())
             try:
-                orders = asdict(KeeperOrders(worker_count, key_folder, own_fd, write_fd))
+                orders = asdict(LocalPoolSettings(worker_count, key_folder, own_fd, write_fd))
                 # A separate session, so that Ctrl-C at a terminal reaches only the program.
                 subprocess.run(
                     [sys.executable, "-c", _PROGRAM, json.dumps(sys.path), json.dumps(orders)],
@@ -77,19 +77,19 @@ class LocalPool:
                 os.close(own_fd)
                 os.close(write_fd)
             report = _read_report(read_fd)
-            keeper_fd = os.pidfd_open(report.pid)
-            stack.callback(os.close, keeper_fd)
+            pool_pidfd = os.pidfd_open(report.pid)
+            stack.callback(os.close, pool_pidfd)
             # The other side keeps the pipe open while the keeper lives: the descriptor opened above
             # refers to the keeper, and not to a later process with the same id.
             if select.select([read_fd], [], [], 0)[0]:
                 raise _no_start("it has ended")
             stack.pop_all()
-        return cls(report.endpoint, keeper_fd, read_fd)
+        return cls(report.endpoint, pool_pidfd, read_fd)
 
     def end(self) -> None:
         """End the pool's processes and wait for them; the time is bounded even if a worker's
         dataset hangs. Do nothing in a process that the program has forked."""
-        if os.getpid() != self._owner_pid or self._keeper_fd < 0:
+        if os.getpid() != self._owner_pid or self._pool_pidfd < 0:
             return
         for number, wait_s in (
             (signal.SIGTERM, _GRACE_S),
@@ -97,15 +97,15 @@ class LocalPool:
             (signal.SIGKILL, None),
         ):
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._keeper_fd, number)
-            if select.select([self._keeper_fd], [], [], wait_s)[0]:
+                signal.pidfd_send_signal(self._pool_pidfd, number)
+            if select.select([self._pool_pidfd], [], [], wait_s)[0]:
                 break
-        os.close(self._keeper_fd)
+        os.close(self._pool_pidfd)
         os.close(self._alive_fd)
-        self._keeper_fd = -1
+        self._pool_pidfd = -1
 
 
-def _read_report(read_fd: int) -> KeeperReport:
+def _read_report(read_fd: int) -> LocalPoolReport:
     """Read the keeper's report that its controller listens. Raise PenstockError without one."""
     deadline = time.monotonic() + _START_S_MAX
     text = b""
@@ -116,7 +116,7 @@ def _read_report(read_fd: int) -> KeeperReport:
         if not (piece := os.read(read_fd, 4096)):
             raise _no_start("it has ended")
         text += piece
-    report = KeeperReport(**json.loads(text))
+    report = LocalPoolReport(**json.loads(text))
     if report.refusal:
         raise PenstockError(report.refusal)
     return report
@@ -130,7 +130,7 @@ def _no_start(seen: str) -> PenstockError:
 
 
 @dataclass(frozen=True, slots=True)
-class KeeperOrders:
+class LocalPoolSettings:
     worker_count: int
     key_folder: str | None  # None: the keys that this user's processes share
     program_fd: int  # a descriptor of the program's process
@@ -138,7 +138,7 @@ class KeeperOrders:
 
 
 @dataclass(frozen=True, slots=True)
-class KeeperReport:
+class LocalPoolReport:
     """A report that the controller listens, or why there is no pool."""
 
     pid: int
@@ -149,9 +149,9 @@ class KeeperReport:
         os.write(fd, json.dumps(asdict(self)).encode() + b"\n")
 
 
-def keep_pool(settings: dict[str, object]) -> int:
-    """Run the pool that a `KeeperOrders` describes; return the exit code."""
-    orders = KeeperOrders(**settings)  # type: ignore[arg-type]
+def run_local_pool(settings: dict[str, object]) -> int:
+    """Run the pool that a `LocalPoolSettings` describes; return the exit code."""
+    orders = LocalPoolSettings(**settings)  # type: ignore[arg-type]
     for fd in (orders.program_fd, orders.report_fd):
         os.set_inheritable(fd, False)
     _pool.raise_descriptor_limit()
@@ -169,12 +169,12 @@ def keep_pool(settings: dict[str, object]) -> int:
         )
         supervisor = Supervisor([spec] * orders.worker_count, is_quiet=True)
     except (PenstockError, ValueError, OSError) as error:
-        KeeperReport(os.getpid(), refusal=str(error)).write(orders.report_fd)
+        LocalPoolReport(os.getpid(), refusal=str(error)).write(orders.report_fd)
         return 1
     stop_read, stop_write = os.pipe2(os.O_CLOEXEC)
     serving = threading.Thread(target=controller.run, args=(stop_read,))
     serving.start()
-    KeeperReport(os.getpid(), endpoint=controller.endpoint).write(orders.report_fd)
+    LocalPoolReport(os.getpid(), endpoint=controller.endpoint).write(orders.report_fd)
     try:
         return supervisor.run(end_fd=orders.program_fd, grace_s=_GRACE_S)
     finally:

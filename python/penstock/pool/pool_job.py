@@ -9,7 +9,7 @@ job_pickle.py keeps random parts out of the pickle for that.
 
 Each epoch uses the dataset as it is at the start of the epoch, as torch's new workers do. If an
 inspection of its data shows that it has not changed, the previous hash of its pickle is used again
-(`KnownPickle`). Otherwise, :func:`job_id` pickles it again and keeps only the hash; the header is
+(`PickleCache`). Otherwise, :func:`job_id` pickles it again and keeps only the hash; the header is
 at the end of the blob for that reason.
 
 Unpickling a job runs the trainer's code: only workers do it, and only for a trainer whose key the
@@ -37,8 +37,8 @@ from torch.utils.data import IterableDataset, default_collate, default_convert
 
 from penstock.compat.iterators import DatasetKind
 from penstock.errors import PenstockError, UnsupportedError
-from penstock.pool.job_code import PackedCode, extract_code, put_in_front
-from penstock.pool.job_pickle import KnownPickle, find_unpicklable, pickle_into
+from penstock.pool.job_code import PackedCode, extract_code, put_first_in_path
+from penstock.pool.job_pickle import PickleCache, find_unpicklable, pickle_into
 from penstock.pool.job_versions import Versions, imports_of, installed_version, reason_to_refuse
 from penstock.pool.process_settings import JobSettings
 from penstock.pool.worker_errors import place_of_process
@@ -80,14 +80,14 @@ class _Header:
     settings: dict[str, Any]
 
 
-def pack_job(job: Job, code: Sequence[PackedCode], known: KnownPickle | None = None) -> PackedJob:
+def pack_job(job: Job, code: Sequence[PackedCode], known: PickleCache | None = None) -> PackedJob:
     """Pickle ``job``, with copies of all data that its dataset holds.
 
     Raise PicklingError, which names the object that cannot be pickled.
     """
     chunks: list[Any] = []
     found = hashlib.sha256()
-    known = known or KnownPickle()
+    known = known or PickleCache()
     known.recall(job.fetch, job.init_fn)
     modules = _pickle(job, found, [chunks.append], known)
     _write_header(job, code, modules, [found.update, chunks.append])
@@ -95,10 +95,10 @@ def pack_job(job: Job, code: Sequence[PackedCode], known: KnownPickle | None = N
     return PackedJob(found.digest(), blobs)
 
 
-def job_id(job: Job, code: Sequence[PackedCode], known: KnownPickle | None = None) -> bytes:
+def job_id(job: Job, code: Sequence[PackedCode], known: PickleCache | None = None) -> bytes:
     """Return the id that :func:`pack_job` would give, without copying the data. Raise the same
     exceptions."""
-    known = known or KnownPickle()
+    known = known or PickleCache()
     recalled = known.recall(job.fetch, job.init_fn)
     if recalled is None:
         found = hashlib.sha256()
@@ -124,13 +124,15 @@ def unpack_job(blob: bytes, get_blob: Callable[[bytes], bytes], code_root: str) 
         folders = tuple(extract_code(data, code_id, code_root) for code_id, data in codes)
     except (UnsupportedError, OSError) as error:
         raise JobRefused(f"{begin}: on this worker ({worker}), {error}") from error
-    put_in_front(folders, code_root)
+    put_first_in_path(folders, code_root)
     settings = JobSettings.of_fields(header.settings)
     settings.apply()
     try:
         fetch, init_fn = pickle.loads(memoryview(blob)[: _header_span(blob).start])
     except BaseException as error:  # the user's modules and objects may raise anything
-        raise JobRefused(f"{begin}: {_told(error, header, len(blob), worker)}") from error
+        raise JobRefused(
+            f"{begin}: {_unpickling_failure(error, header, len(blob), worker)}"
+        ) from error
     return Job(
         fetch, init_fn, header.shard_count, header.trust_workers, header.name, settings, folders
     )
@@ -195,7 +197,7 @@ def open_factory_job(blob: bytes, get_blob: Callable[[bytes], bytes]) -> Job:
 def check_can_be_sent(fetch: FetchSpec, init_fn: Callable[[int], None] | None) -> None:
     """Raise PicklingError, naming the object, if an object cannot be pickled. Do not copy the
     data."""
-    with _blaming_parts(fetch, init_fn):
+    with _naming_unpicklable_part(fetch, init_fn):
         pickle_into(_Sink([]), (fetch, init_fn))
 
 
@@ -209,14 +211,14 @@ class _Sink:
 
 
 def _pickle(
-    job: Job, found: Any, takers: Sequence[Callable[[Any], object]], known: KnownPickle
+    job: Job, found: Any, takers: Sequence[Callable[[Any], object]], known: PickleCache
 ) -> set[str]:
     """Write the pickle of the job's objects in parts to ``found``, a hash, and to each of
     ``takers``. The large parts are the memory of the objects themselves, which takers must copy
     before the job changes. Return the modules that the pickle may import.
     """
     began_at = time.perf_counter()
-    with _blaming_parts(job.fetch, job.init_fn):
+    with _naming_unpicklable_part(job.fetch, job.init_fn):
         modules = pickle_into(_Sink([found.update, *takers]), (job.fetch, job.init_fn))
     known.note(found, modules, time.perf_counter() - began_at)
     return modules
@@ -246,17 +248,21 @@ def _write_header(
 
 
 @contextmanager
-def _blaming_parts(fetch: FetchSpec, init_fn: Callable[[int], None] | None) -> Iterator[None]:
+def _naming_unpicklable_part(
+    fetch: FetchSpec, init_fn: Callable[[int], None] | None
+) -> Iterator[None]:
     """Name the rejected part of the loader in pickling errors."""
     try:
         yield
     except MemoryError:
         raise
     except Exception as error:  # the user's classes may raise anything
-        raise pickle.PicklingError(_whats_wrong(fetch, init_fn, error)) from error
+        raise pickle.PicklingError(_pickling_failure(fetch, init_fn, error)) from error
 
 
-def _whats_wrong(fetch: FetchSpec, init_fn: Callable[[int], None] | None, error: Exception) -> str:
+def _pickling_failure(
+    fetch: FetchSpec, init_fn: Callable[[int], None] | None, error: Exception
+) -> str:
     found = find_unpicklable(
         {"dataset": fetch.dataset, "collate_fn": fetch.collate_fn, "worker_init_fn": init_fn}
     )
@@ -339,7 +345,7 @@ def _is_dict_of_str(value: Any) -> bool:
     return type(value) is dict and _is_list_of_str([*value.keys(), *value.values()])
 
 
-def _told(error: BaseException, header: _Header, byte_count: int, worker: str) -> str:
+def _unpickling_failure(error: BaseException, header: _Header, byte_count: int, worker: str) -> str:
     """Describe an error that occurred during unpickling, and the remedy."""
     if isinstance(error, ModuleNotFoundError) and error.name:
         top = error.name.partition(".")[0]

@@ -23,12 +23,12 @@ class PoolLog:
         self._is_quiet = is_quiet
         self._host = socket.gethostname()
 
-    def say(self, text: str) -> None:
+    def info(self, text: str) -> None:
         """Log normal progress to standard output."""
         if not self._is_quiet:
             self._write(sys.stdout, text)
 
-    def tell(self, text: str) -> None:
+    def warn(self, text: str) -> None:
         """Log a problem that needs attention to standard error."""
         self._write(sys.stderr, text)
 
@@ -67,8 +67,8 @@ class JobJournal:
     change is one line; batches are not logged. The server writes the other lines. Confined to the
     thread that makes batches."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, info: Callable[[str], None]) -> None:
+        self._log = info
         self._service: _Service | None = None
         self._batch_count = 0
 
@@ -78,22 +78,22 @@ class JobJournal:
         if service != self._service:
             self.finish()
             self._service, self._batch_count = service, 0
-            self._say(f"serves {_spoken(service)}")
+            self._log(f"serves {_format(service)}")
         self._batch_count += 1
 
     def note_refusal(self, trainer_id: int, reason: str) -> None:
         self.finish()
-        self._say(f"refuses trainer {short_id(trainer_id)}: {reason}")
+        self._log(f"refuses trainer {short_id(trainer_id)}: {reason}")
 
     def finish(self) -> None:
         """Call when no further batch of the job served last will follow."""
         if self._service is None:
             return
-        self._say(f"has finished {_spoken(self._service)}: {_batches(self._batch_count)}")
+        self._log(f"has finished {_format(self._service)}: {_batches(self._batch_count)}")
         self._service = None
 
 
-def _spoken(service: _Service) -> str:
+def _format(service: _Service) -> str:
     name = service.job
     if len(name) > _NAME_CHARACTERS_MAX:
         name = f"{name[:_NAME_CHARACTERS_MAX]}..."

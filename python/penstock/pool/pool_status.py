@@ -74,7 +74,7 @@ def software_of(member: dict[str, Any]) -> str:
     return _NUMERICS.sub("", about["software"] or "") if about else ""
 
 
-def spoken_numerics() -> str:
+def format_numerics() -> str:
     """Return the kind of this process's kernels for its self-description: processes of the same
     kind compute identical bits."""
     from penstock import _C  # loads torch
@@ -83,7 +83,7 @@ def spoken_numerics() -> str:
 
 
 def numerics_of(member: dict[str, Any]) -> str | None:
-    """Return the kind of a worker's or trainer's kernels, as :func:`spoken_numerics` formats it."""
+    """Return the kind of a worker's or trainer's kernels, as :func:`format_numerics` formats it."""
     found = _NUMERICS.search(text_of(member["about"]))
     return None if found is None else found["kind"]
 
@@ -248,7 +248,7 @@ class _Page:
             yield f"refused {times}, {last}: {text_of(offence['text'])}"
         for trainer in self._shown:
             if trainer["workers_max"] > 0 and trainer["workers"] == 0:
-                yield f"{self._job_of(trainer['id'])} has no worker: {self._why_none(trainer)}"
+                yield f"{self._job_of(trainer['id'])} has no worker: {self._shortage(trainer)}"
         for worker in self._workers:
             unfit_for = [one for one in worker["unfit_for"] if one in self._trainers]
             if unfit_for:
@@ -296,7 +296,7 @@ class _Page:
                     f"trainer's ({own}) in the last bits"
                 )
 
-    def _why_none(self, trainer: dict[str, Any]) -> str:
+    def _shortage(self, trainer: dict[str, Any]) -> str:
         staying = [one for one in self._workers if not one["is_draining"]]
         able = [one for one in staying if one["stuck_s"] is None]
         unfit = [one for one in able if trainer["id"] in one["unfit_for"]]

@@ -10,24 +10,24 @@ import signal
 from collections.abc import Callable
 
 from penstock import _C, _pool
-from penstock.pool.job_shelf import JobShelf, serve_jobs
+from penstock.pool.job_shelf import JobCache, serve_jobs
 from penstock.pool.pool_log import JobJournal
 from penstock.pool.process_settings import about_worker, ignore_end_signals
 from penstock.pool.worker_spec import PoolWorkerSpec, arena_bytes, job_bytes
-from penstock.worker.slab_collate import lend_slabs_to_torch
-from penstock.worker.worker_process import offer_stack, set_up_process
+from penstock.worker.slab_collate import collate_into_slabs
+from penstock.worker.worker_process import enable_stack_dump, set_up_process
 
 
 def run_worker(
     spec: PoolWorkerSpec,
     code_root: str,
     started: Callable[[_C.PoolServer], None],
-    tell: Callable[[str], None],
+    warn: Callable[[str], None],
 ) -> None:
     """Serve until drained (by SIGTERM, SIGINT or the end of the trainer) or until the parent ends.
 
     A second signal ends the process immediately. ``code_root`` is a folder for the modules of jobs,
-    which the caller removes. ``started`` is called when trainers can connect, and ``tell`` with
+    which the caller removes. ``started`` is called when trainers can connect, and ``warn`` with
     messages that need attention. Raise PenstockError if serving cannot continue. Call it in the
     main thread of a dedicated process.
     """
@@ -51,19 +51,21 @@ def run_worker(
         grace_s=spec.grace_s,
     )
 
-    def heed_signals() -> None:
+    def handle_signals() -> None:
         """Have the native thread drain the worker, even while the dataset is busy."""
         signal.set_wakeup_fd(server.signal_fd, warn_on_full_buffer=False)
         ignore_end_signals()
 
     try:
         set_up_process()
-        offer_stack()
-        heed_signals()
-        lend_slabs_to_torch(server)
+        enable_stack_dump()
+        handle_signals()
+        collate_into_slabs(server)
         started(server)
-        shelf = JobShelf(server, code_root)
-        serve_jobs(server, shelf, JobJournal(lambda _: None), tell, heed_signals, server.leave)
+        job_cache = JobCache(server, code_root)
+        serve_jobs(
+            server, job_cache, JobJournal(lambda _: None), warn, handle_signals, server.leave
+        )
     finally:
         signal.set_wakeup_fd(-1)
         server.close()

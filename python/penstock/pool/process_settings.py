@@ -30,13 +30,13 @@ import torch
 
 from penstock._version import __version__
 from penstock.compat.iterators import torch_collate
-from penstock.pool.pool_status import spoken_numerics
+from penstock.pool.pool_status import format_numerics
 from penstock.secret_names import looks_secret
 
 logger = logging.getLogger(__name__)
 
 # Variables that belong to a process, its launcher or its host, and therefore not to a job.
-_OF_PROCESS = re.compile(
+_PROCESS_VARIABLES = re.compile(
     r"(PENSTOCK|TORCHELASTIC|TORCHINDUCTOR|TRITON|SLURM|OMPI|PMI|PMIX|MPI|RAY|NCCL|GLOO|CUDA|NVIDIA"
     r"|KUBERNETES|OMP|MKL|KMP|GOMP|LD|PYTHON|PYTEST|COVERAGE|COV|XDG|SSH|LC|GPG|DBUS|TERM|VSCODE"
     r"|JPY|IPY|WANDB|MLFLOW)_.*"
@@ -150,7 +150,7 @@ class ProcessState:
             libraries=_library_values(),
         )
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         _apply_to_torch(self.torch)
         if torch.get_num_threads() != self.thread_count:
             torch.set_num_threads(self.thread_count)
@@ -253,7 +253,7 @@ def _changed_environment() -> dict[str, str | None]:
     byte_count = 0
     for name in sorted(before.keys() | os.environ.keys()):
         value = os.environ.get(name)
-        if value == before.get(name) or _OF_PROCESS.fullmatch(name) or looks_secret(name):
+        if value == before.get(name) or _PROCESS_VARIABLES.fullmatch(name) or looks_secret(name):
             continue
         byte_count += len(name) + len(value or "")
         if byte_count > _ENVIRONMENT_BYTES_MAX:
@@ -284,7 +284,7 @@ def _is_text_by_text(value: Any) -> bool:
     return type(value) is dict and all(type(item) is str for pair in value.items() for item in pair)
 
 
-def load_what_is_loaded_late() -> None:
+def warm_up_libraries() -> None:
     """Call functions that import or build something at their first call, so that this is done
     before a job, and before a fork."""
     torch.manual_seed(0)
@@ -315,5 +315,5 @@ def about_worker(pid: int) -> str:
     """Describe a worker for people by its process and the versions that it makes batches with."""
     return (
         f"{socket.gethostname()}, process {pid}, penstock {__version__}, "
-        f"torch {torch.__version__}, Python {platform.python_version()}, {spoken_numerics()}"
+        f"torch {torch.__version__}, Python {platform.python_version()}, {format_numerics()}"
     )

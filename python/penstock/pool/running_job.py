@@ -28,7 +28,7 @@ from penstock.worker.batch_pickle import dumps
 from penstock.worker.fetching import BatchPlace, FetchSpec, SeededFetcher, copy_for_shard
 from penstock.worker.fingerprint import Fingerprint, fingerprint
 from penstock.worker.partial_batch import PartialBatch, SkipReport, described
-from penstock.worker.request_feed import in_its_place, indices_of
+from penstock.worker.request_feed import indices_of, unwrap_indices
 from penstock.worker.slab_collate import collating_into
 from penstock.worker.threaded_fetch import FetchPool, make_pool
 
@@ -105,7 +105,7 @@ class RunningJob:
             self._trainer_id, self._newest_epoch = work.trainer_id, work.epoch
         return is_new
 
-    def has_stayed(self) -> bool:
+    def is_unchanged(self) -> bool:
         """Return whether the dataset, all objects that it refers to, and the process are known to
         be unchanged since the job was unpacked."""
         if self._rows is not None:
@@ -153,7 +153,7 @@ class RunningJob:
             if self._is_iterable:
                 epoch.find_lane(work, shard_id)
             place = BatchPlace(work.sequence, shard_id, work.first_place)
-            indices, place = in_its_place(indices_of(work), place)
+            indices, place = unwrap_indices(indices_of(work), place)
             batch = epoch.fetch(indices, place)
         except BaseException as error:
             if self._is_iterable and isinstance(error, StopIteration):
@@ -181,7 +181,7 @@ class RunningJob:
                     state,
                     self._dumps,
                     sample_count,
-                    self._told_size,
+                    self._dataset_size,
                 )
                 return
             except ClosedError:
@@ -212,7 +212,7 @@ class RunningJob:
         self._server.answer(work, shape, False, None, None, 0, -1 if size is None else size)
 
     @cached_property
-    def _told_size(self) -> int | None:
+    def _dataset_size(self) -> int | None:
         """The dataset's size, -1 for an iterable one. It is sent with each batch to a trainer
         without a dataset object, which checks by it that all workers have the same dataset."""
         if not self._job.is_of_cpp:

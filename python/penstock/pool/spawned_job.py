@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from penstock import _C
 from penstock.pool.job_place import JobPlace
 from penstock.pool.job_process import run_job
-from penstock.pool.process_settings import ignore_end_signals, load_what_is_loaded_late
+from penstock.pool.process_settings import ignore_end_signals, warm_up_libraries
 from penstock.worker.worker_process import set_up_process
 
 _PROGRAM = """\
@@ -69,7 +69,7 @@ def run_spawned(settings: dict[str, object]) -> None:
         os.set_inheritable(fd, False)
     set_up_process()
     ignore_end_signals()
-    load_what_is_loaded_late()
+    warm_up_libraries()
     # There is no channel to close: exec closed the warm process's channel in this program.
     run_job(_C.WarmChannel.open(-1), order, place=None, **settings)  # type: ignore[arg-type]
 

@@ -14,7 +14,7 @@ from penstock.pool.own_code import pack_own_code, place_in_path
 CODE_PATHS_VARIABLE = "PENSTOCK_CODE_PATHS"
 
 
-class TravellingCode:
+class CodePacker:
     """Packs modules once, when the loader first sends a job.
 
     Later epochs use the files as they were then, just as the trainer continues with the modules
@@ -38,7 +38,7 @@ class TravellingCode:
         return self._packed
 
 
-def name_code_paths(paths: Sequence[str]) -> None:
+def export_code_paths(paths: Sequence[str]) -> None:
     """Set the environment variable to ``paths`` for this process and its children."""
     os.environ[CODE_PATHS_VARIABLE] = os.pathsep.join(map(os.path.abspath, paths))
 

@@ -31,7 +31,7 @@ from penstock.pool.pool_log import PoolLog
 from penstock.pool.process_settings import (
     about_worker,
     ignore_end_signals,
-    load_what_is_loaded_late,
+    warm_up_libraries,
 )
 from penstock.pool.spawned_job import seconds_since_start, spawn_job
 from penstock.worker.worker_process import set_up_process
@@ -60,7 +60,7 @@ def run_warm(settings: dict[str, Any], channel_fd: int) -> int:
     _pool.raise_descriptor_limit()
     # Python warns about forking with threads: numpy's library has some, and handles the fork.
     warnings.filterwarnings("ignore", category=DeprecationWarning, module=re.escape(__name__))
-    load_what_is_loaded_late()
+    warm_up_libraries()
     warm.check_fork()
     # The collector would write to every object that existed at the fork, and the system would copy
     # its page.
@@ -90,7 +90,7 @@ class _WarmProcess:
         fault = _fork_fault()
         if fault is not None:
             self._is_forking = False
-            PoolLog("penstock worker").tell(
+            PoolLog("penstock worker").warn(
                 f"jobs are spawned, since a process cannot be forked here after it has imported "
                 f"torch: a forked child {fault}; this delays each job by {start_s:.1f} s"
             )
@@ -102,7 +102,7 @@ class _WarmProcess:
                 self._isolated.clear(news.job)
                 shutil.rmtree(self._folder_of(news.job), ignore_errors=True)
             elif self._proxy is not None and self._proxy.has_ended:
-                PoolLog("penstock worker").tell(
+                PoolLog("penstock worker").warn(
                     "the proxy of --job-hosts has ended; its workers restart with a new proxy"
                 )
                 return 1
@@ -113,7 +113,7 @@ class _WarmProcess:
 
     def _fork(self, order: _C.JobOrder) -> None:
         folder = self._folder_of(order.job)
-        place = self._isolated.try_prepare(order.job, folder, PoolLog(order.log_name).tell)
+        place = self._isolated.try_prepare(order.job, folder, PoolLog(order.log_name).warn)
         pid = self._try_start(order, folder, place) if place else None
         if pid == 0 and place:
             self._isolated.close_in_child()
@@ -133,7 +133,7 @@ class _WarmProcess:
                 return os.fork()
             return spawn_job(order, folder, place, is_quiet=self._settings.is_quiet)
         except (OSError, MemoryError) as error:
-            PoolLog(order.log_name).tell(
+            PoolLog(order.log_name).warn(
                 f"the process of a job could not be started ({error}); the system has to have "
                 f"memory and process numbers left"
             )

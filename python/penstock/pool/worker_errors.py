@@ -19,7 +19,7 @@ import torch
 
 from penstock.compat.iterators import ExceptionWrapper
 from penstock.errors import PenstockError, SharedMemoryError, UnsentBatchError, WorkerError
-from penstock.worker.map_fetchers import name_sample, spoken_sample
+from penstock.worker.map_fetchers import format_sample, name_sample
 
 TEXT_BYTES_MAX = 64 * 1024
 # The name of the error type with which a worker refuses to send a batch.
@@ -45,7 +45,7 @@ def describe_error(error: BaseException) -> tuple[str, str]:
         name = f"{cls.__module__}.{name}"
     wrapper = ExceptionWrapper((cls, error, error.__traceback__))
     place = f"{place_of_process()}\0"
-    text = name_sample(wrapper.exc_msg, spoken_sample(error))
+    text = name_sample(wrapper.exc_msg, format_sample(error))
     return name, place + _end_of(text, TEXT_BYTES_MAX - len(os.fsencode(place)))
 
 

@@ -32,7 +32,7 @@ from penstock.pool.worker_spec import PoolWorkerSpec, arena_bytes, job_bytes
 
 _PAUSE_S = 0.1  # before an ended process is restarted; doubled each time
 _PAUSE_S_MAX = 5.0
-_LIVED_LONG_S = 30.0  # after that, the next pause is short again
+_STABLE_S = 30.0  # after that, the next pause is short again
 # Until a server is killed that has reported its end or has used up its grace period. It may have to
 # wait for job processes.
 _EXIT_S_MAX = 10.0
@@ -87,7 +87,7 @@ class Supervisor:
                 if self._wait(read_fd, end_fd):
                     self._end("the end of the program", grace_s)
                     end_fd = None
-                self._look_after_server()
+                self._check_server()
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
@@ -120,13 +120,13 @@ class Supervisor:
         count = self._server.worker_count
         workers, them = ("1 worker", "it") if count == 1 else (f"{count} workers", "them")
         if self._signal_count == 1:
-            self._log.say(f"draining {workers} after {cause}; a second signal ends {them} at once")
+            self._log.info(f"draining {workers} after {cause}; a second signal ends {them} at once")
             self._server.end(grace_s)
         else:
-            self._log.say(f"ending {workers} at once after a second signal, {cause}")
+            self._log.info(f"ending {workers} at once after a second signal, {cause}")
             self._server.end_at_once()
 
-    def _look_after_server(self) -> None:
+    def _check_server(self) -> None:
         end = self._server.poll()
         if end is not None:
             self._end_strays()
@@ -142,9 +142,9 @@ class Supervisor:
             self._strays.end_all_but([] if pid is None else [pid], _STRAYS_S_MAX)
 
     def _take(self, end: _End) -> None:
-        if self._signal_count > 0 or end.is_as_told:
+        if self._signal_count > 0 or end.is_drained:
             if end.has_reason:
-                self._log.tell(end.how)
+                self._log.warn(end.how)
         elif end.is_final:
             self._has_failed = True
         else:
@@ -157,7 +157,7 @@ class _End:
 
     how: str  # for people
     has_reason: bool  # whether ``how`` includes a report by the server
-    is_as_told: bool  # its workers were instructed to leave the pool
+    is_drained: bool  # its workers were instructed to leave the pool
     is_final: bool  # another server would fail in the same way
 
 
@@ -235,10 +235,10 @@ class _Server:
         if self._process is None or self._pipe is None:
             return None
         code = self._process.poll()  # its report is in the pipe by then
-        had_told = self._pipe.end is not None
+        had_reported = self._pipe.end is not None
         # A process that it has started may still be alive and keep the pipe open.
         self._is_pipe_open = self._pipe.read()
-        if self._pipe.end is not None and not had_told:
+        if self._pipe.end is not None and not had_reported:
             self._kill_within(_EXIT_S_MAX)
         if code is None:
             return None
@@ -247,7 +247,7 @@ class _Server:
         end = _End(
             how=f"a process {_ending(code)}{': ' if text else ''}{text}",
             has_reason=bool(text),
-            is_as_told=word == "drained",
+            is_drained=word == "drained",
             # If a server has served before, the reason may be a port that is not free yet.
             is_final=word == "useless" and (has_served_itself or not self._has_served),
         )
@@ -269,10 +269,10 @@ class _Server:
         self._start_later(f"{how}; another one starts")
 
     def _start_later(self, what: str) -> None:
-        if time.monotonic() - self._started_at >= _LIVED_LONG_S:
+        if time.monotonic() - self._started_at >= _STABLE_S:
             self._pause_s = _PAUSE_S
         self.start_at = time.monotonic() + self._pause_s
-        self._log.tell(f"{what} in {self._pause_s:g} s")
+        self._log.warn(f"{what} in {self._pause_s:g} s")
         self._pause_s = min(2 * self._pause_s, _PAUSE_S_MAX)
 
     def end(self, grace_s: float | None = None) -> None:
@@ -300,7 +300,7 @@ class _Server:
         if self._process is None or self._kill_at is None:
             return
         if time.monotonic() >= self._kill_at:
-            self._log.say(f"process {self._process.pid} was to end and has not; it is killed")
+            self._log.info(f"process {self._process.pid} was to end and has not; it is killed")
             self._process.kill()
             self._kill_at = None
 

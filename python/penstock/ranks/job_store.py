@@ -84,14 +84,14 @@ def connection_of_threads(store: Any) -> Any:
         return connection
 
 
-def read_of_ranks(store: Any, keys: Mapping[int, str], *, who: str, deed: str) -> dict[int, Any]:
+def read_of_ranks(store: Any, keys: Mapping[int, str], *, who: str, task: str) -> dict[int, Any]:
     """Return the JSON values that the ranks have written, each under its key.
 
-    Waits for them, for ``WAIT_S_MAX`` at most. who, deed: for messages: who waits, and the action
+    Waits for them, for ``WAIT_S_MAX`` at most. who, task: for messages: who waits, and the action
     expected from the others. Raises RankError.
     """
     began = time.monotonic()
-    is_told = False
+    has_warned = False
     missing = [rank for rank, key in keys.items() if not store.check([key])]
     while missing:
         try:
@@ -100,16 +100,16 @@ def read_of_ranks(store: Any, keys: Mapping[int, str], *, who: str, deed: str) -
             pass
         missing = [rank for rank in missing if not store.check([keys[rank]])]
         waited_s = time.monotonic() - began
-        spoken = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+        listed = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
         if missing and waited_s > WAIT_S_MAX:
             raise RankError(
-                f"{who} has waited {waited_s:.0f} s for rank {spoken} to {deed}; every rank must "
+                f"{who} has waited {waited_s:.0f} s for rank {listed} to {task}; every rank must "
                 f"iterate over its loader: check whether these ranks are alive, and where they are "
                 f"blocked"
             )
-        if missing and waited_s > _WARN_AFTER_S and not is_told:
-            is_told = True
-            warn(f"{who} waits for rank {spoken} to {deed}, for at most {WAIT_S_MAX:.0f} s")
+        if missing and waited_s > _WARN_AFTER_S and not has_warned:
+            has_warned = True
+            warn(f"{who} waits for rank {listed} to {task}, for at most {WAIT_S_MAX:.0f} s")
     return {rank: json.loads(store.get(key)) for rank, key in keys.items()}
 
 

@@ -126,10 +126,10 @@ class ReplicaGroup:
         places = dict(zip(map(str, followers), self.relay.addresses, strict=True))
         self._store.set(f"relay of rank {self._rank}", json.dumps(places))
 
-    def _read(self, what: str, ranks: Sequence[int], deed: str) -> dict[int, Any]:
+    def _read(self, what: str, ranks: Sequence[int], task: str) -> dict[int, Any]:
         keys = {rank: f"{what} {rank}" for rank in ranks}
         who = f"rank {self._rank}"
-        return read_of_ranks(self._store, keys, who=who, deed=f"{deed} with replica_group")
+        return read_of_ranks(self._store, keys, who=who, task=f"{task} with replica_group")
 
     def check(self) -> None:
         """Raise ``RankError`` if a rank of the group takes no batches for long, so that this rank

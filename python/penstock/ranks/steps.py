@@ -33,7 +33,7 @@ from penstock.ranks import job_store
 from penstock.ranks.sharding import JobRank
 
 _WARN_AFTER_S = 30.0
-_LOOK_S = 0.05  # one wait for a batch of this rank, until it checks whether others have ended
+_POLL_READY_S = 0.05  # one wait for a batch of this rank, until it checks whether others have ended
 _REQUESTS_PER_S_MAX = 20_000  # of all ranks together, while all of them wait
 _POLL_S_MIN = 0.001
 _SLOWEST_POLL = 50  # times the fastest one
@@ -51,7 +51,7 @@ class Ready(NamedTuple):
 
 
 # Waits for a batch for the first number of seconds; next() has waited the second number for it.
-Look = Callable[[float, float], Ready]
+PollReady = Callable[[float, float], Ready]
 
 
 class CommonSteps:
@@ -63,7 +63,7 @@ class CommonSteps:
         self._given_count = 0
         self._is_over = False
 
-    def take_turn(self, look: Look) -> bool:
+    def take_step(self, poll_ready: PollReady) -> bool:
         """Return whether all ranks take the next step; False at the end of the epoch, and
         afterwards.
 
@@ -81,10 +81,10 @@ class CommonSteps:
                 "another loader for it"
             )
         step = self._given_count
-        ready = look(0.0, 0.0)
+        ready = poll_ready(0.0, 0.0)
         is_taken = self._is_taken(step, ready)
         if is_taken is None:
-            is_taken, ready = self._wait(step, ready, look)
+            is_taken, ready = self._wait(step, ready, poll_ready)
         if is_taken:
             self._given_count += 1
         else:
@@ -97,13 +97,13 @@ class CommonSteps:
         self._agreement.announce(sure_count, sure_count if ready.is_all else None)
         return True if ready.raises else self._agreement.is_taken(step)
 
-    def _wait(self, step: int, ready: Ready, look: Look) -> tuple[bool, Ready]:
+    def _wait(self, step: int, ready: Ready, poll_ready: PollReady) -> tuple[bool, Ready]:
         began_at = time.monotonic()
-        is_told = False
+        has_warned = False
         while True:
             waited_s = time.monotonic() - began_at
             if ready.batch_count == 0 and not ready.is_all:
-                ready = look(_LOOK_S, waited_s)
+                ready = poll_ready(_POLL_READY_S, waited_s)
             else:
                 self._agreement.wait(step, min(1.0, job_store.WAIT_S_MAX))
             is_taken = self._is_taken(step, ready)
@@ -112,21 +112,23 @@ class CommonSteps:
             waited_s = time.monotonic() - began_at
             if waited_s > job_store.WAIT_S_MAX and ready != Ready(0, False):
                 raise RankError(
-                    f"{self._spoken(step)}, for {waited_s:.0f} s; every rank must read its "
+                    f"{self._format(step)}, for {waited_s:.0f} s; every rank must read its "
                     f"loader: check whether these ranks are alive, and where they are blocked"
                 )
-            if waited_s > _WARN_AFTER_S and not is_told and ready != Ready(0, False):
-                is_told = True
-                warn(f"{self._spoken(step)}, for at most {job_store.WAIT_S_MAX:.0f} s")
+            if waited_s > _WARN_AFTER_S and not has_warned and ready != Ready(0, False):
+                has_warned = True
+                warn(f"{self._format(step)}, for at most {job_store.WAIT_S_MAX:.0f} s")
 
-    def _spoken(self, step: int) -> str:
+    def _format(self, step: int) -> str:
         """Return in words which rank waits for which."""
         late = self._agreement.late_ranks(step)
         late.pop(self._agreement.job.rank, None)
-        spoken = ", ".join(_spoken_rank(rank, word) for rank, word in list(late.items())[:8])
+        listed = ", ".join(
+            _format_rank(rank, announcement) for rank, announcement in list(late.items())[:8]
+        )
         rank, world_size = self._agreement.job
         return (
-            f"rank {rank} of {world_size} waits for {spoken or 'the agreement of rank 0'} to "
+            f"rank {rank} of {world_size} waits for {listed or 'the agreement of rank 0'} to "
             f"announce a batch for step {step} of the epoch, or its last batch"
         )
 
@@ -137,10 +139,10 @@ class CommonSteps:
         )
 
 
-def _spoken_rank(rank: int, word: Announcement | None) -> str:
-    if word is None:
+def _format_rank(rank: int, announcement: Announcement | None) -> str:
+    if announcement is None:
         return f"rank {rank}, which has announced no batch,"
-    return f"rank {rank}, which is at batch {word.ready_count},"
+    return f"rank {rank}, which is at batch {announcement.ready_count},"
 
 
 class StepAgreement:
@@ -208,9 +210,11 @@ class StepAgreement:
     def late_ranks(self, step: int) -> dict[int, Announcement | None]:
         """Return the ranks not known to have a batch for a step, with their announcements; None for
         a rank without one. Waits for the store."""
-        words = self._exchange.survey(_SURVEY_S_MAX)
+        by_rank = self._exchange.survey(_SURVEY_S_MAX)
         late = {
-            rank: word for rank, word in words.items() if word is None or word.ready_count <= step
+            rank: announcement
+            for rank, announcement in by_rank.items()
+            if announcement is None or announcement.ready_count <= step
         }
         return late
 
@@ -250,13 +254,15 @@ class _Exchange:
         self._job = job
         self._prefix = prefix
         self._poll_s_min = max(_POLL_S_MIN, job.world_size / _REQUESTS_PER_S_MAX)
-        self._news = threading.Condition()
+        self._condition = threading.Condition()
         self._epoch: _Epoch | None = None
         self._left: list[_Epoch] = []  # whose ends are still to be announced
         self._is_awaited = False
         self._is_closed = False
         self._owner_pid = os.getpid()
-        self._words: dict[int, Announcement | None] | None = {}  # None while they are requested
+        self._announcements: (
+            dict[int, Announcement | None] | None
+        ) = {}  # None while they are requested
         self.error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="penstock steps", daemon=True)
         self._thread.start()
@@ -271,53 +277,53 @@ class _Exchange:
         return -1 if self._epoch is None else self._epoch.number
 
     def begin(self) -> None:
-        with self._news:
+        with self._condition:
             self._leave()
             number = self.epoch_number + 1
             self._epoch = _Epoch(number, f"{self._prefix}/{number}", self._epoch)
-            self._news.notify_all()
+            self._condition.notify_all()
 
-    def announce(self, word: Announcement) -> None:
+    def announce(self, announcement: Announcement) -> None:
         epoch = self._epoch
         assert epoch is not None
-        if word == epoch.mine:
+        if announcement == epoch.mine:
             return
-        with self._news:
-            epoch.mine = word
-            self._news.notify_all()
+        with self._condition:
+            epoch.mine = announcement
+            self._condition.notify_all()
 
     def wait(self, step: int, wait_s: float) -> None:
-        with self._news:
+        with self._condition:
             self._is_awaited = True
-            self._news.notify_all()
-            self._news.wait_for(lambda: self._has_word(step), wait_s)
+            self._condition.notify_all()
+            self._condition.wait_for(lambda: self._is_decided(step), wait_s)
             self._is_awaited = False
 
-    def _has_word(self, step: int) -> bool:
+    def _is_decided(self, step: int) -> bool:
         agreed = self.agreed
         is_known = agreed.is_taken(step) is not None or agreed.left_rank is not None
         return is_known or self.error is not None
 
     def end(self) -> AgreedSteps:
-        with self._news:
+        with self._condition:
             assert self._epoch is not None
             self._epoch.has_ended = True
             return self._epoch.agreed
 
     def survey(self, wait_s: float) -> dict[int, Announcement | None]:
-        with self._news:
-            self._words = None
-            self._news.notify_all()
-            self._news.wait_for(lambda: self._words is not None, wait_s)
-            return self._words or {}
+        with self._condition:
+            self._announcements = None
+            self._condition.notify_all()
+            self._condition.wait_for(lambda: self._announcements is not None, wait_s)
+            return self._announcements or {}
 
     def close(self) -> None:
         if os.getpid() != self._owner_pid:
             return  # a forked child has no such thread, and possibly a lock that it held
-        with self._news:
+        with self._condition:
             self._leave()
             self._is_closed = True
-            self._news.notify_all()
+            self._condition.notify_all()
         if self._thread is not threading.current_thread():
             self._thread.join(_CLOSE_S_MAX)
 
@@ -335,24 +341,24 @@ class _Exchange:
             self._has_multi_get = self._store.has_extended_api()
             self._serve()
         except Exception as error:  # from torch's store, which raises several types
-            with self._news:
+            with self._condition:
                 self.error = error
-                self._words = self._words or {}
-                self._news.notify_all()
+                self._announcements = self._announcements or {}
+                self._condition.notify_all()
 
     def _serve(self) -> None:
         pause_s = self._poll_s_min
         while True:
-            with self._news:
+            with self._condition:
                 self._pause(pause_s)
                 left, self._left = self._left, []
                 epoch, is_awaited, is_closed = self._epoch, self._is_awaited, self._is_closed
-                wants_words = self._words is None
+                wants_words = self._announcements is None
             for one in left:
-                self._tell_leaving(one)
+                self._publish_leaving(one)
             if is_closed:
                 return
-            has_told = epoch is not None and not epoch.has_ended and self._tell(epoch)
+            has_published = epoch is not None and not epoch.has_ended and self._publish(epoch)
             if wants_words and epoch is not None:
                 self._answer_survey(epoch)
             is_news = epoch is not None and not epoch.has_ended and self._look(epoch)
@@ -362,25 +368,27 @@ class _Exchange:
             elif epoch.agreed.step_count == epoch.mine.ready_count:
                 pause_s = slowest_s  # no further step can be agreed before this rank has more
             else:
-                pause_s = self._poll_s_min if has_told or is_news else min(2 * pause_s, slowest_s)
+                pause_s = (
+                    self._poll_s_min if has_published or is_news else min(2 * pause_s, slowest_s)
+                )
 
     def _pause(self, pause_s: float) -> None:
         epoch = self._epoch
-        if self._is_closed or self._left or self._words is None:
+        if self._is_closed or self._left or self._announcements is None:
             return
         if epoch is None or epoch.has_ended:
-            self._news.wait()
+            self._condition.wait()
         elif epoch.sent == epoch.mine:
-            self._news.wait(min(pause_s, self._poll_s_min) if self._is_awaited else pause_s)
+            self._condition.wait(min(pause_s, self._poll_s_min) if self._is_awaited else pause_s)
 
-    def _tell(self, epoch: _Epoch) -> bool:
-        word = epoch.mine
-        if word == epoch.sent:
+    def _publish(self, epoch: _Epoch) -> bool:
+        announcement = epoch.mine
+        if announcement == epoch.sent:
             return False
         if epoch.sent is None and epoch.folder_of_none is not None:
             self._forget(epoch.folder_of_none)
-        self._store.set(self._key(epoch, self._job.rank), word.to_text())
-        epoch.sent = word
+        self._store.set(self._key(epoch, self._job.rank), announcement.to_text())
+        epoch.sent = announcement
         return True
 
     def _forget(self, folder: str) -> None:
@@ -393,10 +401,10 @@ class _Exchange:
         agreed = self._agree(epoch) if self._job.rank == 0 else self._read(epoch)
         if agreed is None or agreed == epoch.agreed:
             return False
-        with self._news:
+        with self._condition:
             if not epoch.has_ended:
                 epoch.agreed = agreed
-            self._news.notify_all()
+            self._condition.notify_all()
         return True
 
     def _agree(self, epoch: _Epoch) -> AgreedSteps | None:
@@ -421,20 +429,20 @@ class _Exchange:
             epoch.are_all_here = self._store.check([key])
         return AgreedSteps.from_text(self._store.get(key)) if epoch.are_all_here else None
 
-    def _tell_leaving(self, epoch: _Epoch) -> None:
+    def _publish_leaving(self, epoch: _Epoch) -> None:
         self._store.set(self._key(epoch, self._job.rank), epoch.mine.to_text())
         if self._job.rank == 0:
             self._store.set(f"{epoch.folder}/agreed", epoch.agreed.to_text())
 
     def _answer_survey(self, epoch: _Epoch) -> None:
-        words: dict[int, Announcement | None] = {}
+        by_rank: dict[int, Announcement | None] = {}
         for rank in range(self._job.world_size):
             key = self._key(epoch, rank)
             is_there = self._store.check([key])
-            words[rank] = Announcement.from_text(self._store.get(key)) if is_there else None
-        with self._news:
-            self._words = words
-            self._news.notify_all()
+            by_rank[rank] = Announcement.from_text(self._store.get(key)) if is_there else None
+        with self._condition:
+            self._announcements = by_rank
+            self._condition.notify_all()
 
     @staticmethod
     def _key(epoch: _Epoch, rank: int) -> str:

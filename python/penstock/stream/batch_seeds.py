@@ -95,7 +95,7 @@ def generator_states() -> tuple[Any, ...]:
     return (torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False))
 
 
-def put_back(states: tuple[Any, ...]) -> None:
+def restore(states: tuple[Any, ...]) -> None:
     """Restore the global generators to their states at :func:`generator_states`."""
     of_torch, of_random, of_numpy = states
     torch.set_rng_state(of_torch)
@@ -133,7 +133,7 @@ class GeneratorsKept:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        put_back(self._states)
+        restore(self._states)
 
 
 class AllGeneratorsKept(GeneratorsKept):
@@ -149,9 +149,9 @@ class AllGeneratorsKept(GeneratorsKept):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.put_back()
+        self.restore()
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Restore their states at the start of the block; may be called after its end."""
         super().__exit__(None, None, None)
         if self._of_devices:

@@ -71,8 +71,8 @@ class CountedPulls:
     def _undo_seed(self, loader: GeneratorHolder) -> None:
         """Undo the draws of making an iterator in the place of one that was only reset."""
         if not self._progress.draws_seed:
-            self._progress.start.put_back_globals()
-            self._progress.start.put_back_own(loader)
+            self._progress.start.restore_globals()
+            self._progress.start.restore_own(loader)
             self._sampler_iter = iter(self._index_sampler)
 
     def _note_sampler(self) -> None:

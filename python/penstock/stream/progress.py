@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from penstock import _C
-from penstock.stream.batch_seeds import GeneratorsKept, generator_states, put_back
+from penstock.stream.batch_seeds import GeneratorsKept, generator_states, restore
 from penstock.stream.shard_state import (
     ShardStarts,
     StateFailure,
@@ -60,10 +60,10 @@ class GeneratorSnapshot:
         own = own_generators(loader)
         return GeneratorSnapshot(generator_states(), {name: own[name].get_state() for name in own})
 
-    def put_back_globals(self) -> None:
-        put_back(self.of_globals)
+    def restore_globals(self) -> None:
+        restore(self.of_globals)
 
-    def put_back_own(self, loader: GeneratorHolder) -> None:
+    def restore_own(self, loader: GeneratorHolder) -> None:
         for name, generator in own_generators(loader).items():
             if name in self.of_own:
                 generator.set_state(self.of_own[name])
@@ -77,7 +77,7 @@ class GeneratorsReplayed(GeneratorsKept):
 
     def __enter__(self) -> None:
         super().__enter__()
-        self._snapshot.put_back_globals()
+        self._snapshot.restore_globals()
 
 
 class PullsReplayed(GeneratorsReplayed):
@@ -92,11 +92,11 @@ class PullsReplayed(GeneratorsReplayed):
     def __enter__(self) -> None:
         self._now = GeneratorSnapshot.take(self._loader)
         super().__enter__()
-        self._snapshot.put_back_own(self._loader)
+        self._snapshot.restore_own(self._loader)
 
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)
-        self._now.put_back_own(self._loader)
+        self._now.restore_own(self._loader)
 
 
 def own_generators(loader: GeneratorHolder) -> dict[str, torch.Generator]:

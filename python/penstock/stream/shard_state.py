@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 from torch.utils.data import IterableDataset, Sampler, default_collate, default_convert
 
 from penstock import _C
-from penstock.stream.batch_seeds import GeneratorsKept, generator_states, put_back
+from penstock.stream.batch_seeds import GeneratorsKept, generator_states, restore
 
 _NOTHING = object()
 _State = TypeVar("_State")
@@ -145,8 +145,8 @@ class ResumedDataset:
         self._before = self._state()
         self._after_first: Any = None  # batch of the resumed pass
 
-    def fetch_first(self, fetch: Callable[[], Any], begin_anew: Callable[[], None]) -> Any:
-        """Return the first batch of a pass, or the exception in its place. ``begin_anew`` makes the
+    def fetch_first(self, fetch: Callable[[], Any], restart: Callable[[], None]) -> Any:
+        """Return the first batch of a pass, or the exception in its place. ``restart`` makes the
         iterator of ``fetch`` again."""
         before = generator_states()
         try:
@@ -159,8 +159,8 @@ class ResumedDataset:
                 return batch
             del batch
         self._dataset.load_state_dict(self._before)
-        put_back(before)
-        begin_anew()
+        restore(before)
+        restart()
         return fetch()
 
     def _begins_as_resumed(self, is_at_end: bool) -> bool:

@@ -138,7 +138,7 @@ class ProvenanceTable:
         self.delivered_epoch = 0  # the newest epoch of a delivered batch
         # Clean-up for models that the program has dropped. They may be freed at any moment, so it
         # runs when the next batch is delivered.
-        self.departures: deque[Callable[[], None]] = deque()
+        self.pending_cleanups: deque[Callable[[], None]] = deque()
 
     def record(self, leaf: torch.Tensor, provenance: Provenance) -> None:
         """Note the provenance of a tensor in a batch, which keeps the batch's handle alive."""
@@ -149,8 +149,8 @@ class ProvenanceTable:
         """Note the tensors of a batch, except inference tensors, which have no version counter."""
         self.delivered_at = time.monotonic()
         self.delivered_epoch = max(self.delivered_epoch, handle.epoch)
-        while self.departures:
-            self.departures.popleft()()
+        while self.pending_cleanups:
+            self.pending_cleanups.popleft()()
         self.use.note_batch()
         self.placements.note_batch()
         handle.rows = leaves[0].shape[0] if leaves and leaves[0].dim() > 0 else None

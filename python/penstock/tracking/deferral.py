@@ -23,14 +23,14 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from penstock.compat.devices import is_capturing, with_index
 from penstock.compat.modules import graph_module
-from penstock.compat.operators import gives_views
+from penstock.compat.operators import returns_views
 from penstock.compat.storages import write_count
 from penstock.graph.capture import GraphInput
 from penstock.graph.constants import is_same_bits
 from penstock.graph.expression import Expression
 from penstock.tracking.batch_origin import BatchHandle, Provenance, ProvenanceTable
 from penstock.tracking.lazy_tensor import LazyTensor
-from penstock.tracking.lazy_value import LazyValue, as_noted, compute_waiting, values_of
+from penstock.tracking.lazy_value import LazyValue, compute_waiting, replaying, values_of
 from penstock.tracking.leaves import Form, call_of, flatten_call, replace_leaves
 from penstock.tracking.placed_tensors import converted_copy, converts_alike
 
@@ -143,7 +143,7 @@ class Deferral:
         It has lazy tensors if an offloaded model has a use for them, or to detect which tensors the
         program copies.
         """
-        self._drop_untaken(handle)
+        self._drop_unused_copies(handle)
         if torch.is_inference_mode_enabled():
             return batch
         withholding = self.provenance.withholding
@@ -166,7 +166,7 @@ class Deferral:
         self._sampled_batches = (self._sampled_batches + 1) % SAMPLED_EVERY
         return self._sampled_batches == 0
 
-    def _drop_untaken(self, newest: BatchHandle) -> None:
+    def _drop_unused_copies(self, newest: BatchHandle) -> None:
         """Drop old copies: a program that keeps its batches does not keep their copies as well."""
         self._delivered.append(weakref.ref(newest))
         while len(self._delivered) > BATCHES_PLACED_MAX:
@@ -301,7 +301,7 @@ class Deferral:
             return None
         inputs = [_input_of(values[argument], place) for argument, place in recipe.taken]
         args, kwargs = call_of(values, form)
-        is_view = gives_views(func)
+        is_view = returns_views(func)
         if is_view:
             for value in values:
                 if isinstance(value, LazyValue):
@@ -380,7 +380,7 @@ class Deferral:
 
     def _recipe(self, func: Any, values: list[Any], form: Form) -> Recipe | None:
         name = func.__name__.split(".")[0]
-        is_view = gives_views(func)
+        is_view = returns_views(func)
         if not (is_view or torch.Tag.pointwise in func.tags or name in _WHOLE):
             return None
         if any(tag in func.tags for tag in _OTHER_TAGS):
@@ -406,7 +406,7 @@ class Deferral:
         if name in _DIVISIONS and tensor_count > 1 and not metas[0].is_floating_point():
             return None
         recipe = make_recipe(func, values, form, metas, device, is_list=is_list)
-        return recipe if recipe is not None and _comes_true(recipe, values) else None
+        return recipe if recipe is not None and _is_computable(recipe, values) else None
 
 
 def _key_of_value(value: LazyValue) -> Any:
@@ -444,7 +444,7 @@ def _meta_of(value: Any) -> Any:
     return torch.device("meta") if isinstance(value, torch.device) else value
 
 
-def _comes_true(recipe: Recipe, values: Sequence[Any]) -> bool:
+def _is_computable(recipe: Recipe, values: Sequence[Any]) -> bool:
     """Return whether the values can be computed and have the form of the meta tensors.
 
     Some dtypes have no kernel, and some kernels use other strides.
@@ -452,7 +452,7 @@ def _comes_true(recipe: Recipe, values: Sequence[Any]) -> bool:
     inputs = [_input_of(values[argument], place) for argument, place in recipe.taken]
     tensors = [v.materialise() if isinstance(v, LazyValue) else v for v in inputs]
     try:
-        with as_noted():
+        with replaying():
             made = [expression.graph_module(*tensors) for expression in recipe.expressions]
     except Exception:
         return False

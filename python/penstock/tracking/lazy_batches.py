@@ -20,7 +20,7 @@ from penstock.tracking.lazy_tensor import LazyTensor, is_written, memory_in
 from penstock.tracking.lazy_value import LazyValue, compute_waiting
 
 # Calls with such an input before batches become lazy.
-STRANGE_CALLS_MIN = 2
+UNKNOWN_INPUT_CALLS_MIN = 2
 # Calls without any use of it before batches are plain again.
 USELESS_CALLS_MAX = 16
 
@@ -31,7 +31,7 @@ class LazyBatches:
     def __init__(self, provenance: ProvenanceTable, user: int) -> None:
         self._provenance = provenance
         self._user = user
-        self._strange_calls = 0
+        self._unknown_input_calls = 0
         self._useless_calls = 0
         self._has_given_up = False
         self._is_on = False
@@ -41,7 +41,7 @@ class LazyBatches:
     def is_undecided(self) -> bool:
         return not (self._is_on or self.is_sampling or self._has_given_up)
 
-    def note_call(self, has_stranger: bool, follows_calls: bool, moves: bool) -> None:
+    def note_call(self, has_unknown_input: bool, follows_calls: bool, moves: bool) -> None:
         """Update the decision; call after each call of the model that ran a captured graph."""
         if self.is_sampling:
             if follows_calls and moves:
@@ -53,9 +53,9 @@ class LazyBatches:
                     self._sample()
                 else:
                     self.give_up()
-        elif has_stranger and not self._has_given_up:
-            self._strange_calls += 1
-            if self._strange_calls >= STRANGE_CALLS_MIN:
+        elif has_unknown_input and not self._has_given_up:
+            self._unknown_input_calls += 1
+            if self._unknown_input_calls >= UNKNOWN_INPUT_CALLS_MIN:
                 self._begin()
 
     def _begin(self) -> None:
@@ -102,10 +102,10 @@ class LazyInputs:
             if item.requires_grad:
                 items[index] = memory_in(item)
             else:
-                items[index] = lazy._taken_apart(index, item, item._value)
+                items[index] = lazy._resolve(index, item, item._value)
         return lazy
 
-    def _taken_apart(self, index: int, item: LazyTensor, value: LazyValue) -> Any:
+    def _resolve(self, index: int, item: LazyTensor, value: LazyValue) -> Any:
         handle = value.batch
         if handle is not None and handle not in self._handles:
             self._handles.append(handle)

@@ -15,7 +15,7 @@ on the values.
 While an offloaded model runs or is captured (:func:`is_model_running`), a lazy tensor shows no
 values. A program that offloads a model has not asked for a compiler: Dynamo's advice on how to be
 captured in fewer graphs is useless to it then, since `loader.plan` has the result of the capture
-(:func:`keep_advice_from_log`).
+(:func:`hide_dynamo_advice`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from penstock.compat.operators import (
     COPY_INTO,
     TORCH_FUNCTION_OFF,
     DisableTorchDispatch,
-    gives_views,
+    returns_views,
     same_memory_as,
     schema_of,
     tree_leaves,
@@ -245,7 +245,7 @@ def plain(tensor: LazyTensor) -> torch.Tensor:
     return tensor._stand_in
 
 
-def hush(tensor: LazyTensor) -> None:
+def exclude_reads(tensor: LazyTensor) -> None:
     """Exclude reads of leaves of its batch that stayed with a worker from the program's reads."""
     handle = None if tensor._value is None else tensor._value.batch
     if handle is not None and handle.withheld is not None:
@@ -344,7 +344,7 @@ def _dispatch(func: Any, args: Any, kwargs: Any) -> Any:
             return waiting
         if func is COPY:
             return _copied(args[0], kwargs)
-    if gives_views(func):
+    if returns_views(func):
         # An ordinary tensor on the same memory: writes to it are not detected here.
         for value in values:
             value.table.end_waiting(value)
@@ -473,12 +473,12 @@ def leave_model() -> None:
     _running.depth -= 1
 
 
-def keep_advice_from_log() -> None:
+def hide_dynamo_advice() -> None:
     """Keep Dynamo's advice about offloaded models out of the log, unless TORCH_LOGS is set."""
     if not os.environ.get("TORCH_LOGS"):
         for name in ADVICE:
-            logging.getLogger(name).addFilter(_is_news)  # adding it again has no effect
+            logging.getLogger(name).addFilter(_is_not_advice)  # adding it again has no effect
 
 
-def _is_news(record: logging.LogRecord) -> bool:
+def _is_not_advice(record: logging.LogRecord) -> bool:
     return not (is_model_running() and str(record.msg).lstrip().startswith(ADVICE[record.name]))

@@ -157,11 +157,11 @@ class LazyValue:
             # handle.
             for value in values_of(handle):
                 if value.is_withheld:
-                    value._come(leaves, handle)
+                    value._set_fetched(leaves, handle)
             assert self.tensor is not None
         return self.tensor
 
-    def _come(self, leaves: Sequence[torch.Tensor], handle: BatchHandle) -> None:
+    def _set_fetched(self, leaves: Sequence[torch.Tensor], handle: BatchHandle) -> None:
         assert isinstance(self.source, int)
         tensor = leaves[self.source]
         self.table.provenance.record(tensor, Provenance(handle, self.source, write_count(tensor)))
@@ -174,7 +174,7 @@ class LazyValue:
         if self.tensor is None:
             assert self._call is not None and self.handle is not None
             operator, args, kwargs, place = self._call
-            with as_noted(), on_stream(self._stream):
+            with replaying(), on_stream(self._stream):
                 if self._is_copy_of_leaf(operator, args):
                     made = self._placed(args[0])
                 else:
@@ -290,7 +290,7 @@ def compute_waiting(batch: BatchHandle) -> None:
 
 
 @contextlib.contextmanager
-def as_noted() -> Iterator[None]:
+def replaying() -> Iterator[None]:
     """Run recorded operators, which autograd and autocast have already processed."""
     with torch.inference_mode(False), torch.no_grad(), DisableAutocast():
         yield

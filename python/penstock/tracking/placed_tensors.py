@@ -76,7 +76,7 @@ class Placements:
             used = {place: at for place, at in list(self._used_at.items()) if at > since}
             if len(used) < len(self._used_at):
                 self._used_at = used
-                self._wish()
+                self._update_wishes()
 
     def note(self, place: Place, device: torch.device) -> None:
         """Note that the program copies a tensor to a device."""
@@ -90,9 +90,9 @@ class Placements:
             return
         self._used_at[place] = self._batch_count
         if is_new:
-            self._wish()
+            self._update_wishes()
 
-    def _wish(self) -> None:
+    def _update_wishes(self) -> None:
         if not self._used_at:
             self.wishes.clear()
             return

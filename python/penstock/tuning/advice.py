@@ -15,7 +15,7 @@ from penstock.tuning.limiting import (
     undelayed_making_s,
     waiting_in_dataset_s,
 )
-from penstock.tuning.observation import LoaderSettings, Observation, spoken_bytes
+from penstock.tuning.observation import LoaderSettings, Observation, format_bytes
 
 # If several settings promise the same within this share, the smallest are taken.
 SAME_SHARE = 0.03
@@ -56,9 +56,9 @@ class Advice:
 def advise(seen: Observation, allow_reordering: bool = False) -> Advice:
     """Return what limits the program, and the changes to make, the most promising first."""
     diagnosis = diagnose(seen)
-    changes = [*_of_settings(seen, allow_reordering), *_of_options_named_only(seen, diagnosis)]
+    changes = [*_settings_changes(seen, allow_reordering), *_untried_changes(seen, diagnosis)]
     promised = [one.predicted_step_s for one in changes if one.predicted_step_s is not None]
-    changes += _of_surroundings(seen, diagnosis, min(promised, default=seen.whole_step_s))
+    changes += _environment_changes(seen, diagnosis, min(promised, default=seen.whole_step_s))
     return Advice(diagnosis, tuple(changes))
 
 
@@ -179,21 +179,21 @@ def _offloads(seen: Observation, workers: int) -> list[bool]:
     return [now, True] if can_move and workers > 0 and not now else [now]
 
 
-def _of_settings(seen: Observation, allow_reordering: bool) -> Iterator[Change]:
+def _settings_changes(seen: Observation, allow_reordering: bool) -> Iterator[Change]:
     """Yield the best settings of the loader, if they promise an improvement."""
     rated = best_first(seen, possible_settings(seen, allow_reordering))
     promised_s, settings = rated[0]
     if promised_s >= seen.whole_step_s * (1 - SAME_SHARE) or settings == seen.settings:
         return
     yield Change(
-        settings.spoken_changes_from(seen.settings),
+        settings.format_changes_from(seen.settings),
         promised_s,
         settings,
-        note_on(seen, settings),
+        side_effects_of(seen, settings),
     )
 
 
-def note_on(seen: Observation, settings: LoaderSettings) -> str:
+def side_effects_of(seen: Observation, settings: LoaderSettings) -> str:
     """Return the effects of a change of settings other than the speed."""
     now, notes = seen.settings, []
     if settings.fetch_threads > 1 and now.fetch_threads == 1:
@@ -213,7 +213,7 @@ def note_on(seen: Observation, settings: LoaderSettings) -> str:
     return " ".join(notes)
 
 
-def _of_options_named_only(seen: Observation, diagnosis: Diagnosis) -> Iterator[Change]:
+def _untried_changes(seen: Observation, diagnosis: Diagnosis) -> Iterator[Change]:
     """Yield options that change the stream: they are named, and not tried."""
     settings = seen.settings
     if seen.order_of_workers and not seen.has_pool and diagnosis.limit in _MAKING:
@@ -253,7 +253,7 @@ _MAKING = (
 )
 
 
-def _of_surroundings(
+def _environment_changes(
     seen: Observation, diagnosis: Diagnosis, promised_step_s: float
 ) -> Iterator[Change]:
     """Yield changes beyond the loader's options, which promise ``promised_step_s`` per step."""
@@ -325,7 +325,7 @@ def _memory(seen: Observation) -> Iterator[Change]:
         yield Change(
             f"PENSTOCK_ARENA_BYTES={room}, the shared memory of one worker, which holds "
             f"{seen.settings.prefetch_factor} prefetched batches of "
-            f"{spoken_bytes(seen.batch_bytes)} and one more",
+            f"{format_bytes(seen.batch_bytes)} and one more",
             None,
         )
     if seen.copied_batches:

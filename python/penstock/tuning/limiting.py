@@ -20,9 +20,9 @@ from penstock.tuning.observation import (
     LoaderSettings,
     MadeBatch,
     Observation,
-    spoken_bytes,
-    spoken_share,
-    spoken_time,
+    format_bytes,
+    format_share,
+    format_time,
 )
 
 # Below these shares of a step, a gain would not be noticeable.
@@ -31,9 +31,9 @@ _START_SHARE_MIN = 0.12
 _LOADER_SHARE_MIN = 0.5
 _MOVABLE_SHARE_MIN = 0.1
 # A change that removes this share of the waiting shows the cause of the waiting.
-_CURE_SHARE = 0.6
-_WORKERS_CURE_SHARE = 0.35
-_ENOUGH_AHEAD = 16  # batches for each worker
+_REMEDY_SHARE = 0.6
+_WORKERS_REMEDY_SHARE = 0.35
+_DEEP_PREFETCH = 16  # batches for each worker
 # A sample is slow if it takes this many times as long as its batch's samples do.
 SLOW_SAMPLE_RATIO = 5.0
 _SURELY_SLOW_S = 0.2  # longer than a thread usually waits for a CPU
@@ -94,14 +94,14 @@ def _memory(seen: Observation) -> Diagnosis | None:
         return Diagnosis(
             Limit.MEMORY,
             f"Memory limits the program: {seen.inline_batches} of {seen.delivered} batches of "
-            f"{spoken_bytes(seen.batch_bytes)} found no shared memory and were copied through a "
+            f"{format_bytes(seen.batch_bytes)} found no shared memory and were copied through a "
             "socket.",
         )
     if seen.copied_batches >= _NO_MEMORY_SHARE * seen.delivered:
         return Diagnosis(
             Limit.MEMORY,
             f"Memory limits the program: {seen.copied_batches} of {seen.delivered} batches of "
-            f"{spoken_bytes(seen.batch_bytes)} were copied, because the program holds more of "
+            f"{format_bytes(seen.batch_bytes)} were copied, because the program holds more of "
             "them than fit into the workers' shared memory.",
         )
     free = seen.memory_free_bytes
@@ -109,7 +109,7 @@ def _memory(seen: Observation) -> Diagnosis | None:
     if seen.memory_reads_per_s > _PAGES_READ_PER_S and is_short:
         return Diagnosis(
             Limit.MEMORY,
-            f"Memory limits the program: {spoken_bytes(free or 0)} are free, and the system read "
+            f"Memory limits the program: {format_bytes(free or 0)} are free, and the system read "
             f"{seen.memory_reads_per_s:.0f} pages per second back from disk.",
         )
     return None
@@ -125,7 +125,7 @@ def _worker_start(seen: Observation) -> Diagnosis | None:
         Limit.WORKER_START,
         "Worker startup limits the program: workers are restarted for each epoch of "
         f"{seen.epoch_steps:.0f} steps, and the first batch of an epoch arrived after "
-        f"{spoken_time(seen.start_s)}: {spoken_share(share_s / whole_s)} of the time.",
+        f"{format_time(seen.start_s)}: {format_share(share_s / whole_s)} of the time.",
     )
 
 
@@ -136,7 +136,7 @@ def _trainer(seen: Observation) -> Diagnosis | None:
         return Diagnosis(
             Limit.LOADER,
             "Delivering batches limits the program: the loader takes "
-            f"{spoken_time(seen.loader_s)} of a step of {spoken_time(seen.step_s)} for it. Larger "
+            f"{format_time(seen.loader_s)} of a step of {format_time(seen.step_s)} for it. Larger "
             "batches would reduce this share.",
         )
     waits = f"it waits for batches for {_waiting(seen)}"
@@ -144,13 +144,13 @@ def _trainer(seen: Observation) -> Diagnosis | None:
     if movable_s > _MOVABLE_SHARE_MIN * seen.step_s and not seen.is_offloaded:
         return Diagnosis(
             Limit.OFFLOAD,
-            f"The program's computation limits it: a step takes {spoken_time(seen.step_s)}, and "
-            f"{waits}. Of the computation, {spoken_time(movable_s)} is preprocessing that the "
+            f"The program's computation limits it: a step takes {format_time(seen.step_s)}, and "
+            f"{waits}. Of the computation, {format_time(movable_s)} is preprocessing that the "
             "workers could do.",
         )
     return Diagnosis(
         Limit.TRAINER,
-        f"The program's computation limits it: a step takes {spoken_time(seen.step_s)}, and "
+        f"The program's computation limits it: a step takes {format_time(seen.step_s)}, and "
         f"{waits}. The loader is fast enough.",
     )
 
@@ -160,14 +160,14 @@ def _elsewhere(seen: Observation) -> Diagnosis | None:
     waiting = {name: seconds for name, seconds in seen.waiting.items() if seconds > 0}
     making_s = sum(waiting.get(name, 0.0) for name in MAKING_PARTS)
     wire_s = waiting.get("wire_s", 0.0)
-    told: dict[str, Callable[[float], Diagnosis]] = {
+    diagnoses: dict[str, Callable[[float], Diagnosis]] = {
         "wire_s": lambda share: Diagnosis(
             Limit.LINK,
-            f"The link to the workers limits the program: for {spoken_share(share)} of a step it "
+            f"The link to the workers limits the program: for {format_share(share)} of a step it "
             f"waits for the transfer of a batch. A batch is "
-            f"{spoken_bytes(seen.batch_bytes)}"
+            f"{format_bytes(seen.batch_bytes)}"
             + (
-                f", {spoken_bytes(seen.batch_bytes / seen.step_s)} per second."
+                f", {format_bytes(seen.batch_bytes / seen.step_s)} per second."
                 if seen.step_s
                 else "."
             ),
@@ -175,18 +175,18 @@ def _elsewhere(seen: Observation) -> Diagnosis | None:
         "device_s": lambda share: Diagnosis(
             Limit.DEVICE,
             "Copying to the device limits the program: it waits for the copy for "
-            f"{spoken_share(share)} of a step.",
+            f"{format_share(share)} of a step.",
         ),
         "ranks_s": lambda share: Diagnosis(
             Limit.RANKS,
             f"Other ranks limit the program: it waits for their batches for "
-            f"{spoken_share(share)} of a step.",
+            f"{format_share(share)} of a step.",
         ),
     }
-    largest = max(told, key=lambda name: waiting.get(name, 0.0))
+    largest = max(diagnoses, key=lambda name: waiting.get(name, 0.0))
     if waiting.get(largest, 0.0) <= making_s or (largest == "wire_s" and wire_s <= 0):
         return None
-    return told[largest](waiting[largest] / seen.step_s)
+    return diagnoses[largest](waiting[largest] / seen.step_s)
 
 
 def _making(seen: Observation) -> Diagnosis:
@@ -198,32 +198,32 @@ def _single_samples(seen: Observation) -> Diagnosis | None:
     slow = _slow_samples(seen)
     if seen.settings.num_workers == 0 or slow is None:
         return None
-    if not _cures(modelled_step_s(_even(seen), seen.settings), _CURE_SHARE, seen):
+    if not _removes_waiting(modelled_step_s(_even(seen), seen.settings), _REMEDY_SHARE, seen):
         return None
     return Diagnosis(
         Limit.SLOW_SAMPLES,
         f"Single slow samples limit the program: {slow}, while a sample takes "
-        f"{spoken_time(seen.dataset_s / max(1, seen.batch_samples))} on average, and "
+        f"{format_time(seen.dataset_s / max(1, seen.batch_samples))} on average, and "
         f"{_waits(seen)}.",
     )
 
 
 def _prefetch(seen: Observation) -> Diagnosis | None:
     settings = seen.settings
-    if settings.num_workers == 0 or settings.prefetch_factor >= _ENOUGH_AHEAD:
+    if settings.num_workers == 0 or settings.prefetch_factor >= _DEEP_PREFETCH:
         return None
     if seen.batches:
-        deep = replace(settings, prefetch_factor=_ENOUGH_AHEAD)
-        is_cured = _cures(modelled_step_s(seen, deep), _CURE_SHARE, seen)
+        deep = replace(settings, prefetch_factor=_DEEP_PREFETCH)
+        is_cured = _removes_waiting(modelled_step_s(seen, deep), _REMEDY_SHARE, seen)
     else:
-        is_cured = seen.waiting_s - _even_waiting_s(seen) >= _CURE_SHARE * seen.waiting_s
+        is_cured = seen.waiting_s - _even_waiting_s(seen) >= _REMEDY_SHARE * seen.waiting_s
     if not is_cured:
         return None
     return Diagnosis(
         Limit.PREFETCH,
         "Too few prefetched batches limit the program: batch times vary, the workers would keep "
-        f"up on average ({spoken_time(seen.making_s)} per batch, {settings.num_workers} in "
-        f"parallel, while a step computes for {spoken_time(seen.compute_s)}), and still "
+        f"up on average ({format_time(seen.making_s)} per batch, {settings.num_workers} in "
+        f"parallel, while a step computes for {format_time(seen.compute_s)}), and still "
         f"{_waits(seen)}.",
     )
 
@@ -248,9 +248,9 @@ def _storage(seen: Observation) -> Diagnosis | None:
     return Diagnosis(
         Limit.STORAGE,
         "The dataset waits for storage, a network or a lock: a worker takes "
-        f"{spoken_time(seen.making_s)} per batch, of which it computes for "
-        f"{spoken_time(seen.worker_cpu_s or 0.0)}, waits for a CPU for "
-        f"{spoken_time(seen.worker_delay_s)} and for other resources for {spoken_time(waits_s)}, "
+        f"{format_time(seen.making_s)} per batch, of which it computes for "
+        f"{format_time(seen.worker_cpu_s or 0.0)}, waits for a CPU for "
+        f"{format_time(seen.worker_delay_s)} and for other resources for {format_time(waits_s)}, "
         f"and {_waits(seen)}.",
     )
 
@@ -260,13 +260,13 @@ def _few_workers(seen: Observation) -> Diagnosis | None:
     if settings.num_workers >= seen.cpus or seen.has_pool:
         return None
     more = replace(settings, num_workers=seen.cpus)
-    if not _cures(modelled_step_s(seen, more), _WORKERS_CURE_SHARE, seen):
+    if not _removes_waiting(modelled_step_s(seen, more), _WORKERS_REMEDY_SHARE, seen):
         return None
     count = settings.num_workers
     who = "1 worker shares" if count == 1 else f"{count} workers share"
     return Diagnosis(
         Limit.WORKERS,
-        f"Too few workers limit the program: a worker takes {spoken_time(seen.making_s)} per "
+        f"Too few workers limit the program: a worker takes {format_time(seen.making_s)} per "
         f"batch ({_shares_of_making(seen)}), {who} {seen.cpus} CPUs with the program, and "
         f"{_waits(seen)}.",
     )
@@ -283,8 +283,8 @@ def _stage(seen: Observation) -> Diagnosis:
     room = "the pool's workers are busy" if seen.has_pool else f"{seen.cpus} CPUs are busy with it"
     return Diagnosis(
         stage,
-        f"{who} limits the program: it takes {spoken_time(seconds)} of the "
-        f"{spoken_time(seen.making_s)} that a worker takes per batch, {room}, and {_waits(seen)}.",
+        f"{who} limits the program: it takes {format_time(seconds)} of the "
+        f"{format_time(seen.making_s)} that a worker takes per batch, {room}, and {_waits(seen)}.",
     )
 
 
@@ -295,11 +295,11 @@ def _waits(seen: Observation) -> str:
 def _waiting(seen: Observation) -> str:
     """Return the share of the waiting: the one that the report itself shows, or a step's."""
     if seen.waiting_share is not None:
-        return f"{spoken_share(seen.waiting_share)} of the time"
-    return f"{spoken_share(seen.waiting_s / max(seen.step_s, 1e-12))} of a step"
+        return f"{format_share(seen.waiting_share)} of the time"
+    return f"{format_share(seen.waiting_s / max(seen.step_s, 1e-12))} of a step"
 
 
-def _cures(step_s: float, share: float, seen: Observation) -> bool:
+def _removes_waiting(step_s: float, share: float, seen: Observation) -> bool:
     """Return whether a modelled step of ``step_s`` removes this share of the model's waiting. A
     part of the observed waiting may be caused by other programs on these CPUs."""
     now_s = modelled_step_s(seen, seen.settings)
@@ -329,7 +329,7 @@ def _slow_samples(seen: Observation) -> str | None:
     slow_s = sum(one.slow_sample_s for one in seen.batches) / len(seen.batches)
     if slow_s <= seen.worker_delay_s and seconds < _SURELY_SLOW_S:
         return None  # a sample in which its worker waited for a CPU looks slow
-    return f"{name} took {spoken_time(seconds)}"
+    return f"{name} took {format_time(seconds)}"
 
 
 def _even_waiting_s(seen: Observation) -> float:
@@ -358,7 +358,7 @@ def _shares_of_making(seen: Observation) -> str:
         "collating": seen.collate_s,
         "moved calls": seen.prefix_s,
     }
-    shown = [f"{name} {spoken_time(seconds)}" for name, seconds in parts.items() if seconds > 0]
+    shown = [f"{name} {format_time(seconds)}" for name, seconds in parts.items() if seconds > 0]
     return ", ".join(shown) or "no stage was timed"
 
 

@@ -35,7 +35,7 @@ class LoadMeter:
         self.native = _C.LoadMeter()
         self.clock = TrainerClock(None)
         self.sends_whole = True  # also leaves that the trainer does not read are sent
-        self.are_elsewhere = False  # the workers, or some of them
+        self.are_remote = False  # the workers, or some of them
         self._pids: Sequence[int] = ()
         self._step_count = 0
 
@@ -65,7 +65,7 @@ class LoadMeter:
 
     def shared_cpus(self) -> int:
         """Return the number of CPUs that the trainer and its workers may use together."""
-        return _ENOUGH_CPUS if self.are_elsewhere else shared_cpus(self._pids)
+        return _ENOUGH_CPUS if self.are_remote else shared_cpus(self._pids)
 
 
 class TrainerClock:

@@ -129,7 +129,7 @@ class LoaderSettings:
             changed["prefetch_factor"] = self.prefetch_factor  # torch's is none without workers
         return changed
 
-    def spoken_changes_from(self, before: LoaderSettings) -> str:
+    def format_changes_from(self, before: LoaderSettings) -> str:
         """Return the changes as code: ``num_workers=2, prefetch_factor=4``."""
         words = [f"{name}={value!r}" for name, value in self.changes_from(before).items()]
         if self.offload and not before.offload:
@@ -147,7 +147,7 @@ class LoaderSettings:
         return LoaderSettings(**given)
 
 
-def spoken_time(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.3g} s"
     if seconds >= 1e-3:
@@ -155,7 +155,7 @@ def spoken_time(seconds: float) -> str:
     return f"{1e6 * seconds:.3g} µs"
 
 
-def spoken_bytes(count: float) -> str:
+def format_bytes(count: float) -> str:
     for unit in ("bytes", "kB", "MB", "GB"):
         if count < 1000 or unit == "GB":
             return f"{count:.3g} {unit}"
@@ -163,5 +163,5 @@ def spoken_bytes(count: float) -> str:
     raise AssertionError
 
 
-def spoken_share(share: float) -> str:
+def format_share(share: float) -> str:
     return f"{100 * share:.0f} %"

@@ -50,17 +50,17 @@ def _quotas(root: Path) -> Iterator[float]:
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
         if not controllers:
-            for folder in _and_above(root / "sys/fs/cgroup", group):
+            for folder in _with_ancestors(root / "sys/fs/cgroup", group):
                 quota, _, period = _read(folder / "cpu.max").partition(" ")
                 yield from _ratio(quota, period)
         elif "cpu" in controllers.split(","):
-            for folder in _and_above(root / "sys/fs/cgroup" / controllers, group):
+            for folder in _with_ancestors(root / "sys/fs/cgroup" / controllers, group):
                 yield from _ratio(
                     _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
                 )
 
 
-def _and_above(mount: Path, group: str) -> Iterator[Path]:
+def _with_ancestors(mount: Path, group: str) -> Iterator[Path]:
     """Yield the folders of ``group`` and of the groups above it. In a container it may have its
     name on the host, and only the mount exist."""
     folder = mount / group.lstrip("/")

@@ -132,7 +132,7 @@ def _rebuild_from_bytes(
 _PROGRAM = ("__main__", "__mp_main__")
 
 
-def _is_of_another_process(obj: Any) -> bool:
+def _was_pickled_by_value(obj: Any) -> bool:
     """Return whether a class or function was pickled by value: only the trainer has its name."""
     module, name = obj.__module__, obj.__qualname__
     is_of_program = module in _PROGRAM or module not in sys.modules
@@ -170,7 +170,7 @@ class _BatchPickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, torch.Tensor):
             return _reduce_tensor(obj)
-        if isinstance(obj, (type, types.FunctionType)) and _is_of_another_process(obj):
+        if isinstance(obj, (type, types.FunctionType)) and _was_pickled_by_value(obj):
             return _named, (obj.__module__, obj.__qualname__)
         # Storages are sent as tensors of bytes: torch's reducer would open a descriptor for each.
         if isinstance(obj, torch.UntypedStorage) and obj.device.type == "cpu":

@@ -30,7 +30,7 @@ _CHANGED_BY_EARLY_SAMPLES = (
 
 
 class Watch(Protocol):
-    def has_stayed(self, batch_s: float) -> bool:
+    def is_unchanged(self, batch_s: float) -> bool:
         """Return whether the dataset is known to be unchanged since before the ending epoch.
 
         ``batch_s`` is this worker's time for a batch.
@@ -38,7 +38,7 @@ class Watch(Protocol):
         ...
 
     def note_dropped(self, batch_count: int) -> None:
-        """Record that so many batches of an epoch that never starts followed `has_stayed`."""
+        """Record that so many batches of an epoch that never starts followed `is_unchanged`."""
         ...
 
 
@@ -49,7 +49,7 @@ class RowsWatch:
         self._rows = rows
         self._are_own: bool | None = None  # constant once it is known
 
-    def has_stayed(self, batch_s: float) -> bool:
+    def is_unchanged(self, batch_s: float) -> bool:
         if self._are_own is None:
             self._are_own = _C.are_own(self._rows)
         return self._are_own
@@ -80,7 +80,7 @@ class FetchWatch:
         self._fetching_s += fetching_s
         if self._batch_count == self._next_look:
             self._next_look *= 2
-            self._dataset_stays = self._watch.has_stayed(self._fetching_s / self._batch_count)
+            self._dataset_stays = self._watch.is_unchanged(self._fetching_s / self._batch_count)
         return self._dataset_stays
 
 
@@ -96,30 +96,30 @@ class DatasetWatch:
         self._change_count = 0  # in a row
         self._allowed_s = self._failed_s = 0.0
         self._before: Any = None
-        self._look_again(_LOOK_S_MIN)
+        self._take_fingerprint(_LOOK_S_MIN)
 
-    def has_stayed(self, batch_s: float) -> bool:
+    def is_unchanged(self, batch_s: float) -> bool:
         """Compare with the previous inspection, which may be epochs ago. A failed inspection is
         repeated when twice the time is allowed.
         """
         allowed_s = min(_LOOK_S_MAX, max(_LOOK_S_MIN, batch_s))
         if self._change_count == _CHANGES_MAX or allowed_s < 2 * self._failed_s:
             return False
-        before, now = self._before, self._look_again(allowed_s)
+        before, now = self._before, self._take_fingerprint(allowed_s)
         if now is None or before is None:
             return False
-        has_stayed = bool(now == before)
-        self._change_count = 0 if has_stayed else self._change_count + 1
-        return has_stayed
+        is_unchanged = bool(now == before)
+        self._change_count = 0 if is_unchanged else self._change_count + 1
+        return is_unchanged
 
     def note_dropped(self, batch_count: int) -> None:
-        before, now = self._before, self._look_again(self._allowed_s)
+        before, now = self._before, self._take_fingerprint(self._allowed_s)
         if now is None or now != before:
             self._change_count = _CHANGES_MAX
             text = _CHANGED_BY_EARLY_SAMPLES.format(count=batch_count)
             warnings.warn(text, PoolWarning, stacklevel=2)
 
-    def _look_again(self, allowed_s: float) -> Any:
+    def _take_fingerprint(self, allowed_s: float) -> Any:
         self._allowed_s = allowed_s
         self._before = self._look(allowed_s)
         self._failed_s = allowed_s if self._before is None else 0.0

@@ -177,9 +177,9 @@ class TorchFetcher:
         resumed = self._to_watch.pop(place.shard_id, None)
         if resumed is None:
             return self._fetcher.fetch(indices)
-        return resumed.fetch_first(lambda: self._fetcher.fetch(indices), self._begin_anew)
+        return resumed.fetch_first(lambda: self._fetcher.fetch(indices), self._restart)
 
-    def _begin_anew(self) -> None:
+    def _restart(self) -> None:
         self._before_dropped()
         self._fetcher = self._make_fetcher()
 
@@ -290,12 +290,12 @@ class SeededFetcher:
         if resumed is None:
             return self._fetch_next(indices, shard_id)
 
-        def begin_anew() -> None:
+        def restart() -> None:
             self.forget(shard_id)
             self._before_dropped()
             self._fetchers[shard_id] = self._make_fetcher(shard_id, indices)
 
-        return resumed.fetch_first(lambda: self._fetch_next(indices, shard_id), begin_anew)
+        return resumed.fetch_first(lambda: self._fetch_next(indices, shard_id), restart)
 
     def _fetch_next(self, indices: Any, shard_id: int) -> Any:
         self._places[shard_id] += 1
@@ -451,7 +451,7 @@ class InProcessFetcher:
             return functools.partial(_states_of_map, self._dataset, self._shard_count)
         return self._states
 
-    def make_again(self, indices: Any, number: int, first_place: int) -> None:
+    def recreate_batch(self, indices: Any, number: int, first_place: int) -> None:
         """Make a batch of a map-style dataset and discard it."""
         with GeneratorsKept():
             without_errors(self._fetcher.fetch(indices, BatchPlace(number, 0, first_place)))

@@ -204,7 +204,7 @@ class _Walk:
 
     def _look_into_object(self, value: Any) -> None:
         kind: Any = type(value)
-        if kind.__module__.partition(".")[0] == "multiprocessing" or not _is_of_python(kind):
+        if kind.__module__.partition(".")[0] == "multiprocessing" or not _has_only_attributes(kind):
             raise _OpaqueError
         if hasattr(value, "__dict__"):
             self._visit_attributes(value)
@@ -214,12 +214,12 @@ class _Walk:
     def _look_into_class(self, kind: type) -> None:
         self.seen[id(kind)] = kind
         self._visit_all(kind.__mro__[1:])
-        is_of_library = _is_of_library(kind)
+        is_of_library = _is_library_code(kind)
         if is_of_library:
             self._look_into_package(kind.__module__)
         for name, member in vars(kind).items():
             if isinstance(member, types.FunctionType):
-                is_looked_at = not _is_of_library(member)  # a program may have replaced some
+                is_looked_at = not _is_library_code(member)  # a program may have replaced some
             elif isinstance(member, (staticmethod, classmethod, property)):
                 is_looked_at = not is_of_library
             else:
@@ -236,7 +236,7 @@ class _Walk:
                 self.visit(cell.cell_contents)
             except ValueError:
                 self.parts.append(None)  # not filled yet
-        if _is_of_library(value):
+        if _is_library_code(value):
             self._look_into_package(value.__module__)
         else:
             self._visit_attributes(value)
@@ -259,7 +259,7 @@ class _Walk:
     def _look_into_module(self, module: types.ModuleType, names: tuple[str, ...]) -> None:
         """Inspect the attributes of a module that are named in the code that uses it."""
         self.parts.append(module.__name__)
-        if _is_of_library(module):
+        if _is_library_code(module):
             self._look_into_package(module.__name__)
         elif (id(module), names) not in self.seen:
             self.seen[(id(module), names)] = module
@@ -275,7 +275,7 @@ class _Walk:
             self._packages.add(package)
             for name, module in list(sys.modules.items()):
                 if name.partition(".")[0] == package and isinstance(module, types.ModuleType):
-                    if not _is_of_source(module):
+                    if not _is_python_module(module):
                         raise _OpaqueError
                     self.parts.append(name)
                     wanted += self._look_at_globals(package, module)
@@ -332,7 +332,7 @@ class _Walk:
             or kind.__module__ in _STATELESS_MODULES
             or _is_stateless(kind.__module__.partition(".")[0])
         ):
-            if not _is_of_python(kind):
+            if not _has_only_attributes(kind):
                 raise _OpaqueError
             inner = (*getattr(value, "__dict__", {}).values(), *_slot_values(value))
         for item in list(inner):
@@ -351,13 +351,13 @@ def _is_stateless(package: str) -> bool:
     return package in _STATELESS_PACKAGES or package in sys.stdlib_module_names or not package
 
 
-def _is_of_source(module: types.ModuleType) -> bool:
+def _is_python_module(module: types.ModuleType) -> bool:
     """Return whether all state of a module is in its globals, as for a Python module."""
     file = getattr(module, "__file__", None)
     return file is None or file.endswith((".py", ".pyc"))
 
 
-def _is_of_library(thing: types.FunctionType | type | types.ModuleType) -> bool:
+def _is_library_code(thing: types.FunctionType | type | types.ModuleType) -> bool:
     """Return whether it belongs to an installed package or to Python itself."""
     if isinstance(thing, types.FunctionType):
         return _is_library_file(thing.__code__.co_filename)
@@ -378,7 +378,7 @@ def _is_library_file(path: str) -> bool:
 
 
 @functools.cache
-def _is_of_python(kind: Any) -> bool:
+def _has_only_attributes(kind: Any) -> bool:
     """Return whether all state of an object of this type is in its attributes."""
     return all(
         base in (object, types.SimpleNamespace)

@@ -31,7 +31,7 @@ _PACKAGE = "penstock."
 # Faster samples are not timed one by one: that would add more than a hundredth to their time.
 _TIMED_SAMPLE_S = 20e-6
 # After a batch whose samples have no tensors to move, so many batches are fetched without a check.
-_UNMOVED_BATCHES = 31
+_UNCHECKED_BATCHES = 31
 
 
 class NamingMapFetcher(MapDatasetFetcher):
@@ -46,16 +46,16 @@ class NamingMapFetcher(MapDatasetFetcher):
         # Torch iterates over it itself, unless the dataset takes whole lists, as a Subset does.
         is_given_on = hasattr(self.dataset, "__getitems__")
         indices: Any = possibly_batched_index
-        walked: Any = _WalkedList(indices) if is_given_on else iter(indices)
+        walked: Any = _TrackedList(indices) if is_given_on else iter(indices)
         try:
             return super().fetch(walked)  # type: ignore[no-untyped-call]
         except BaseException:
             if (place := _next_place(walked.walk if is_given_on else walked)) > 0:
-                failed_index = indices[place - 1]  # noqa: F841 - for spoken_sample()
+                failed_index = indices[place - 1]  # noqa: F841 - for format_sample()
             raise
 
 
-class _WalkedList(list[Any]):
+class _TrackedList(list[Any]):
     """A list that keeps the last iterator over it."""
 
     walk: Iterator[Any] | None = None
@@ -73,7 +73,7 @@ def _next_place(walk: Iterator[Any] | None) -> int:
     return parts[2] if len(parts) == 3 else 0
 
 
-def spoken_sample(error: BaseException) -> str:
+def format_sample(error: BaseException) -> str:
     """Return a text such as "sample 12 of the dataset" for the index passed to the dataset.
 
     Return "" if the batch failed as a whole, in ``__getitems__`` or ``collate_fn``.
@@ -178,7 +178,7 @@ class RowFetcher(MapDatasetFetcher):
         try:
             return self._in_rows.fetch(indices)
         finally:
-            self._unmoved_count = 0 if self._rows.end() else _UNMOVED_BATCHES
+            self._unmoved_count = 0 if self._rows.end() else _UNCHECKED_BATCHES
 
 
 class _InRows:

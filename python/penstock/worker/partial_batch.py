@@ -107,7 +107,7 @@ class SkippingDataset:
             raise
         except Exception as error:
             failed_index = index.index if type(index) is PlacedIndex else index
-            return FailedSample(failed_index, error)  # spoken_sample() reads the variable, too
+            return FailedSample(failed_index, error)  # format_sample() reads the variable, too
 
 
 class _SkippingBatches(SkippingDataset):

@@ -6,8 +6,8 @@ are made immediately if that is unobservable, that is, if the dataset has not ch
 number generators can be restored; otherwise they wait for their epoch.
 
 After a resume, batches may be requested out of turn: with a number other than the position in the
-epoch that determines the random numbers (`OutOfTurn`); or after other batches, made and discarded,
-that bring a map-style dataset to its earlier state (`AfterOthers`).
+epoch that determines the random numbers (`IndicesAtPlace`); or after other batches, made and discarded,
+that bring a map-style dataset to its earlier state (`IndicesAfterOthers`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from penstock import _C
-from penstock.stream.batch_seeds import generator_states, put_back
+from penstock.stream.batch_seeds import generator_states, restore
 from penstock.worker.dataset_watch import Watch
 from penstock.worker.fetching import BatchPlace
 from penstock.worker.partial_batch import without_errors
@@ -50,7 +50,7 @@ class RequestFeed:
         self._received: deque[_C.WorkerRequest] = deque()
         self._early_epoch: int | None = None  # while its fetches are executed before it starts
         self._generators: tuple[Any, ...] = ()  # their states before that
-        self._awaited_epoch: int | None = None  # whose fetches wait until it starts
+        self._pending_epoch: int | None = None  # whose fetches wait until it starts
         self._held: list[_C.WorkerRequest] = []
         self._note_epoch()
 
@@ -61,7 +61,7 @@ class RequestFeed:
     def next(self) -> _C.WorkerRequest:
         while True:
             if self._early_epoch is not None and self._rows is None:
-                self._look_for_epoch()
+                self._read_to_epoch()
             request = self._received.popleft() if self._received else self._receive()
             if request.is_for_states:
                 return request
@@ -69,7 +69,7 @@ class RequestFeed:
                 if self._try_begin_early(request):
                     return request
             elif not request.is_epoch:
-                if request.epoch == self._awaited_epoch:
+                if request.epoch == self._pending_epoch:
                     self._held.append(request)
                     continue
                 self._fetch_count += 1
@@ -90,7 +90,7 @@ class RequestFeed:
             if request is not None:
                 return request
 
-    def _look_for_epoch(self) -> None:
+    def _read_to_epoch(self) -> None:
         """Read the messages received so far, up to an epoch: either the early epoch, which is now a
         regular one, or another one, before which fetches that will be dropped are not executed.
         """
@@ -107,8 +107,8 @@ class RequestFeed:
     def _try_begin_early(self, request: _C.WorkerRequest) -> bool:
         """Return whether fetches of the early epoch are executed now; otherwise they wait."""
         batch_s = (time.monotonic() - self._began_at) / max(1, self._fetch_count)
-        if self._watch is None or not self._watch.has_stayed(batch_s):
-            self._awaited_epoch = request.epoch
+        if self._watch is None or not self._watch.is_unchanged(batch_s):
+            self._pending_epoch = request.epoch
             return False
         self._note_epoch()
         self._early_epoch = request.epoch
@@ -119,9 +119,9 @@ class RequestFeed:
         """Start an epoch that was not started early; its fetches may have waited for it."""
         if self._early_epoch is not None:
             self._drop_early()
-        if request.epoch == self._awaited_epoch:
+        if request.epoch == self._pending_epoch:
             self._received.extend(self._held)
-        self._awaited_epoch = None
+        self._pending_epoch = None
         self._held.clear()
         self._note_epoch()
 
@@ -131,7 +131,7 @@ class RequestFeed:
 
     def _drop_early(self) -> None:
         self._early_epoch = None
-        put_back(self._generators)
+        restore(self._generators)
         if self._watch is not None and self._fetch_count > 0:
             self._watch.note_dropped(self._fetch_count)
 
@@ -142,7 +142,7 @@ def indices_of(request: _C.WorkerRequest | _C.PoolWork) -> Any:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class OutOfTurn:
+class IndicesAtPlace:
     """Replaces the indices in a request."""
 
     indices: Any
@@ -154,7 +154,7 @@ class OutOfTurn:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class AfterOthers:
+class IndicesAfterOthers:
     """Replaces the indices in the first request to a worker."""
 
     indices: Any
@@ -164,14 +164,14 @@ class AfterOthers:
         return repr(self.indices)
 
 
-def make_others(
+def make_preceding(
     indices: Any,
     place: BatchPlace,
     fetch: Callable[[Any, BatchPlace], Any],
     begin: Callable[[], None],
 ) -> Any:
     """Make the preceding batches, if there are any, and return the indices."""
-    if type(indices) is not AfterOthers:
+    if type(indices) is not IndicesAfterOthers:
         return indices
     for others, number, first_place in indices.others:
         begin()
@@ -183,8 +183,8 @@ def make_others(
     return indices.indices
 
 
-def in_its_place(indices: Any, place: BatchPlace) -> tuple[Any, BatchPlace]:
+def unwrap_indices(indices: Any, place: BatchPlace) -> tuple[Any, BatchPlace]:
     """Return the indices themselves, and the position of their batch."""
-    if type(indices) is not OutOfTurn:
+    if type(indices) is not IndicesAtPlace:
         return indices, place
     return indices.indices, place._replace(sequence=indices.place)

@@ -59,7 +59,7 @@ class _SlabCollate:
         return self._server.collate(samples, torch_collate.default_collate)
 
 
-def lend_slabs_to_torch(server: SlabServer) -> None:
+def collate_into_slabs(server: SlabServer) -> None:
     """Make torch's collate functions write into the slab.
 
     Inside a worker, torch's default_collate requests a new shared storage for each tensor, whose
@@ -70,7 +70,7 @@ def lend_slabs_to_torch(server: SlabServer) -> None:
     owner_pid = os.getpid()
     shared_by_torch = new_shared()
 
-    def _in_the_slab(cls: Any, size: int, *, device: Any = "cpu") -> Any:
+    def _new_in_slab(cls: Any, size: int, *, device: Any = "cpu") -> Any:
         if torch.device(device).type == "cpu" and os.getpid() == owner_pid:
             block = server.new_bytes(size)
             # Without room in the slab, use private memory: it is copied into a larger slab with the
@@ -79,4 +79,4 @@ def lend_slabs_to_torch(server: SlabServer) -> None:
             return torch.UntypedStorage(size) if block is None else block.untyped_storage()
         return shared_by_torch(size, device=device)
 
-    replace_new_shared(_in_the_slab)
+    replace_new_shared(_new_in_slab)

@@ -206,7 +206,7 @@ class _BatchFetch:
         place = min(failures)
         first = failures[place]
         if place < len(self._indices):
-            failed_index = self._indices[place]  # noqa: F841 - for spoken_sample()
+            failed_index = self._indices[place]  # noqa: F841 - for format_sample()
         try:
             raise first
         finally:

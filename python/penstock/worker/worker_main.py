@@ -53,13 +53,13 @@ from penstock.worker.fetching import (
     datasets_of_shards,
 )
 from penstock.worker.fingerprint import Fingerprint, fingerprint
-from penstock.worker.map_fetchers import name_sample, spoken_sample
+from penstock.worker.map_fetchers import format_sample, name_sample
 from penstock.worker.partial_batch import PartialBatch, SkipReport, described
-from penstock.worker.request_feed import RequestFeed, in_its_place, indices_of, make_others
-from penstock.worker.slab_collate import collating_into, lend_slabs_to_torch
+from penstock.worker.request_feed import RequestFeed, indices_of, make_preceding, unwrap_indices
+from penstock.worker.slab_collate import collate_into_slabs, collating_into
 from penstock.worker.threaded_fetch import FetchPool, make_pool
-from penstock.worker.worker_process import offer_stack, set_up_process
-from penstock.worker.worker_start import PickledOnce, StartTurn, release_in_child
+from penstock.worker.worker_process import enable_stack_dump, set_up_process
+from penstock.worker.worker_start import PickledOnce, StartPermit, release_in_child
 
 
 class WorkerChannel:
@@ -104,7 +104,7 @@ class WorkerSpec:
 
 
 def worker_loop(
-    turn: StartTurn,
+    permit: StartPermit,
     parts: PickledOnce,
     channel: WorkerChannel,
     base_seed: int,
@@ -119,7 +119,7 @@ def worker_loop(
         try:
             release_in_child()
             fetch, init_fn, spec = parts.value
-            del turn, parts
+            del permit, parts
             _work(fetch, init_fn, spec, channel, base_seed, worker_id, num_workers)
         finally:
             # A pending interrupt is raised here, where it is caught; a later one is ignored, since
@@ -156,7 +156,7 @@ def _work(
         )
     except ClosedError:
         return  # the trainer has ended while this process started
-    lend_slabs_to_torch(server)
+    collate_into_slabs(server)
     shards = range(worker_id, spec.shard_count, num_workers)
     pool = make_pool(fetch.fetch_threads)
     try:
@@ -171,7 +171,7 @@ def _prepare(base_seed: int, worker_id: int) -> None:
     # would copy its page. Objects that exist now live as long as the worker.
     gc.freeze()
     set_up_process()
-    offer_stack()
+    enable_stack_dump()
     random.seed(base_seed + worker_id)
     torch.manual_seed(base_seed + worker_id)
     np.random.seed(numpy_seed(base_seed, worker_id))
@@ -265,8 +265,8 @@ def _serve(
             try:
                 last = fetcher = of_epochs.get(request.epoch, fetcher)
                 place = BatchPlace(request.sequence, request.shard_id, request.first_place)
-                indices = make_others(indices_of(request), place, fetcher.fetch, server.begin)
-                batch = fetcher.fetch(*in_its_place(indices, place))
+                indices = make_preceding(indices_of(request), place, fetcher.fetch, server.begin)
+                batch = fetcher.fetch(*unwrap_indices(indices, place))
                 threads_drew = fetcher.threads_drew
             except Exception as error:
                 if isinstance(error, StopIteration) and fetch.dataset_kind == DatasetKind.Iterable:
@@ -274,7 +274,7 @@ def _serve(
                     state_after = None if every is None else _state_after(last, request.shard_id)
                     _answer_end(server, request, state_after)
                     continue
-                sample = spoken_sample(error)
+                sample = format_sample(error)
                 # The traceback must not be kept in a variable: it would keep this frame, and the
                 # batch, alive.
                 batch, raises = ExceptionWrapper(where=where), True
@@ -338,7 +338,7 @@ def _reported(
 
 def _pickled_error(error: Exception, where: str) -> bytes:
     wrapper = ExceptionWrapper((type(error), error, error.__traceback__), where=where)
-    wrapper.exc_msg = name_sample(wrapper.exc_msg, spoken_sample(error))
+    wrapper.exc_msg = name_sample(wrapper.exc_msg, format_sample(error))
     try:
         return pickle.dumps(wrapper)
     except Exception:

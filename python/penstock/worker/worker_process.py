@@ -59,13 +59,13 @@ def _make_arrow_use_malloc() -> None:
         arrow.set_memory_pool(arrow.system_memory_pool())
 
 
-def offer_stack() -> None:
+def enable_stack_dump() -> None:
     """Call once in a worker: from then on, the trainer can request its stack."""
     # The file must outlive the call; faulthandler keeps its descriptor number, but not the file.
     faulthandler.register(_SIGNAL, os.memfd_create(_FILE_NAME), all_threads=True)
 
 
-def spoken_debt(worker_id: int, pid: int | None, sequence: int, samples: str) -> str:
+def format_pending_batch(worker_id: int, pid: int | None, sequence: int, samples: str) -> str:
     """Describe the batch that a worker has not delivered, its samples if they have indices, and the
     worker's stack. Wait as `_where_it_is` does."""
     shown = samples if len(samples) <= _SAMPLES_SHOWN_MAX else samples[:_SAMPLES_SHOWN_MAX] + "..."

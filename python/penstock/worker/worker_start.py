@@ -45,15 +45,15 @@ import torch
 from torch.multiprocessing import get_sharing_strategy
 
 # Importing a worker's main module may run any code, which may even wait for another worker.
-_TURN_S_MAX = 10.0
+_PERMIT_WAIT_S_MAX = 10.0
 _MAPPED_BYTES_MIN = 64 << 10  # a smaller array is as fast in the pickle
 _ALIGNMENT = 64
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
-_held: list[HeldInterrupt] = []  # at most the context in which this process was forked
+_held: list[DeferredInterrupt] = []  # at most the context in which this process was forked
 
 
-class StartTurns:
+class StartPermits:
     """The pipes between the workers of one pool. Confined to the thread that starts them.
 
     Call :meth:`close` when all workers are started, or when one could not be.
@@ -66,13 +66,13 @@ class StartTurns:
         self._held: int | None = None  # by the worker that is being started
         self._next_worker = 0
 
-    def next_turn(self) -> StartTurn:
+    def next_permit(self) -> StartPermit:
         """Return the turn of the next worker. The previous worker must have been started."""
         self._drop_held()
         worker_id, self._next_worker = self._next_worker, self._next_worker + 1
         if worker_id + self._core_count < self._worker_count:
             self._awaited[worker_id + self._core_count], self._held = os.pipe()
-        return StartTurn(self._awaited.get(worker_id), self._held)
+        return StartPermit(self._awaited.get(worker_id), self._held)
 
     def close(self) -> None:
         self._drop_held()
@@ -85,7 +85,7 @@ class StartTurns:
             os.close(held)
 
 
-class StartTurn:
+class StartPermit:
     """One worker's turn, which must be the first of its arguments.
 
     It ends when it is unpickled: the worker's imports are done by then.
@@ -95,22 +95,22 @@ class StartTurn:
         self._awaited = awaited
         self._held = held
 
-    def begin_with_name(self, process: Any) -> None:
+    def delay_start(self, process: Any) -> None:
         """Make ``process``, which is not started yet, wait for its turn."""
         if self._awaited is not None:
-            process.name = _AwaitedName.make(process.name, self._awaited)
+            process.name = _BlockingName.make(process.name, self._awaited)
 
     def __reduce__(self) -> Any:
-        return _end_turn, (None if self._held is None else reduction.DupFd(self._held),)
+        return _release_permit, (None if self._held is None else reduction.DupFd(self._held),)
 
 
-def _end_turn(held: Any) -> StartTurn:
+def _release_permit(held: Any) -> StartPermit:
     if held is not None:
         os.close(held.detach())
-    return StartTurn()
+    return StartPermit()
 
 
-class _AwaitedName(str):
+class _BlockingName(str):
     """The name of a process, which the process reads first, before its main module.
 
     It is pickled as calls that wait for the turn and then return the name. They call only functions
@@ -121,7 +121,7 @@ class _AwaitedName(str):
     awaited: int | None
 
     @classmethod
-    def make(cls, name: str, awaited: int) -> _AwaitedName:
+    def make(cls, name: str, awaited: int) -> _BlockingName:
         made = cls(name)
         made.awaited = awaited
         return made
@@ -131,7 +131,7 @@ class _AwaitedName(str):
             return str, (str(self),)
         fd = _Call(methodcaller("detach"), reduction.DupFd(self.awaited))
         self.awaited = None
-        wait, close = _Call(connection.wait, [fd], _TURN_S_MAX), _Call(os.close, fd)
+        wait, close = _Call(connection.wait, [fd], _PERMIT_WAIT_S_MAX), _Call(os.close, fd)
         return itemgetter(2), ((wait, close, str(self)),)
 
 
@@ -411,7 +411,7 @@ def _map(descriptor: Any, kind: type[mmap.mmap], access: int) -> Any:
         os.close(fd)
 
 
-class HeldInterrupt:
+class DeferredInterrupt:
     """A context that records SIGINT; the signal takes effect at the end of the context.
 
     A child that is forked in the context calls `release_in_child`. Only the main thread is

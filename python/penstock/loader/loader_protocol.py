@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch.utils.data import DataLoader
 
-from penstock.loader.parked_client import ParkedClient
-from penstock.loader.step_times import PastWork
-from penstock.pool.job_pickle import KnownPickle
-from penstock.pool.travelling_code import TravellingCode
+from penstock.loader.client_cache import ClientCache
+from penstock.loader.step_times import WorkTimes
+from penstock.pool.job_pickle import PickleCache
+from penstock.pool.travelling_code import CodePacker
 from penstock.stream.batch_seeds import DrawWarning
 from penstock.stream.progress import Progress
 from penstock.stream.shard_state import ResumedDataset
@@ -43,7 +43,7 @@ def innermost_loader(loader: Any) -> Any:
     return loader
 
 
-class LoaderFace(Protocol):
+class LoaderProtocol(Protocol):
     """`penstock.DataLoader`. Names that start with an underscore are for this package alone."""
 
     # Torch's options.
@@ -102,13 +102,13 @@ class LoaderFace(Protocol):
     _load_meter: LoadMeter | None
     _loaded_state: dict[str, Any] | None
     _newest_iterator: weakref.ref[Any] | None
-    _parked_client: ParkedClient
-    _known_pickle: KnownPickle
+    _client_cache: ClientCache
+    _pickle_cache: PickleCache
     _is_known_sendable: bool
     _are_batches_sent: bool
     _begun_order: Iterator[Any] | None
     _past_counters: Counter[str]
-    _past_work: PastWork
+    _work_times: WorkTimes
     _replicas: Any  # a ReplicaGroup, or None
     _prefixes: dict[str, bytes]  # messages to the workers, by the prefix's text
     _plan: Plan | None
@@ -121,7 +121,7 @@ class LoaderFace(Protocol):
     _provenance: ProvenanceTable | None
     _resuming: Progress | None
     _resumed_datasets: dict[int, ResumedDataset]
-    _travelling_code: TravellingCode
+    _code_packer: CodePacker
     _tuner: WorkerTuner
     _wants_states: bool
 

@@ -3,7 +3,7 @@
 
 Between the program and its forward are Dynamo's guards and the lookup of the batch: 0.1 to 0.5 ms a
 call. While no calls move, they have no effect, so after some such calls in a row, only every
-`LOOKED_AT_EVERY`th call is examined, in case another batch, another mode or another price makes a
+`EXAMINED_EVERY`th call is examined, in case another batch, another mode or another price makes a
 cut worthwhile. The calls in between run the program's forward directly.
 """
 
@@ -18,18 +18,18 @@ _Mode = tuple[bool, bool]
 
 # Batches in flight lack the workers' results, and the loader returns few lazy tensors after about
 # 20 calls: this is longer than both.
-STILL_CALLS_MIN = 32
-LOOKED_AT_EVERY = 16
+UNMOVED_CALLS_MIN = 32
+EXAMINED_EVERY = 16
 
 
-class StillModel:
+class UnmovedCalls:
     """Tracks whether calls of one offloaded model move. Confined to the training thread."""
 
     def __init__(self, model: Any) -> None:
         self._model = model if isinstance(model, torch.nn.Module) else None
         # By mode, as programs alternate between training and validation: consecutive calls in which
         # no work moved, and calls skipped since the last one that was examined.
-        self._still_calls: Counter[_Mode] = Counter()
+        self._unmoved_counts: Counter[_Mode] = Counter()
         self._skipped_calls: Counter[_Mode] = Counter()
 
     @property
@@ -37,25 +37,25 @@ class StillModel:
         """Return the number of calls that the presently examined call represents."""
         return 1 + self._skipped_calls[self._mode]
 
-    def may_skip(self, is_blind: bool = False) -> bool:
+    def may_skip(self, lacks_batch: bool = False) -> bool:
         """Return whether this call need not be examined; call exactly once for each call.
 
-        With `is_blind`, its arguments do not show the batch, so an examination would be useless.
+        With `lacks_batch`, its arguments do not show the batch, so an examination would be useless.
         """
         mode = self._mode
-        is_due = 1 + self._skipped_calls[mode] >= LOOKED_AT_EVERY
-        if not is_blind and (self._still_calls[mode] < STILL_CALLS_MIN or is_due):
+        is_due = 1 + self._skipped_calls[mode] >= EXAMINED_EVERY
+        if not lacks_batch and (self._unmoved_counts[mode] < UNMOVED_CALLS_MIN or is_due):
             return False
         self._skipped_calls[mode] += 1
         return True
 
-    def note_call(self, is_still: bool) -> None:
+    def note_call(self, is_unmoved: bool) -> None:
         """Note an examined call; call after each.
 
-        `is_still` means that no work moved in it, and that it included no capture or planning.
+        `is_unmoved` means that no work moved in it, and that it included no capture or planning.
         """
         mode = self._mode
-        self._still_calls[mode] = self._still_calls[mode] + 1 if is_still else 0
+        self._unmoved_counts[mode] = self._unmoved_counts[mode] + 1 if is_unmoved else 0
         self._skipped_calls[mode] = 0
 
     @property

@@ -2,7 +2,7 @@
 """A pool's client between two iterators of the same job, and recalls through it.
 
 Torch ends its workers after each epoch and starts others for the next. The workers of a pool keep
-running, and so does the client: a loader keeps it (:class:`ParkedClient`), and it stays connected
+running, and so does the client: a loader keeps it (:class:`ClientCache`), and it stays connected
 to the workers, so that the next epoch starts immediately, even while there is no controller. After
 two seconds without a request, other jobs may have the workers.
 
@@ -35,27 +35,27 @@ _is_exiting = threading.Event()  # the process: its messages will not be read
 atexit.register(_is_exiting.set)
 
 
-class _Parked(NamedTuple):
+class _CachedClient(NamedTuple):
     client: _C.PoolClient
     purpose: Any
     owner_pid: int
     recaller: Recaller | None
 
 
-class ParkedClient:
+class ClientCache:
     """Place for one client, which ends with the loader, or when the program exits."""
 
     def __init__(self) -> None:
-        self._place: list[_Parked] = []
+        self._place: list[_CachedClient] = []
         # Time of the controller's last answer to a client of this loader, by time.monotonic().
         self.controller_heard_at: float | None = None
         weakref.finalize(self, _end_all, self._place)
 
-    def park(self, client: _C.PoolClient, purpose: Any, recaller: Recaller | None) -> None:
+    def put(self, client: _C.PoolClient, purpose: Any, recaller: Recaller | None) -> None:
         """Park ``client``, which must have no other use from now on, except recalls. Ends the
         client parked before."""
         _end_all(self._place)
-        self._place.append(_Parked(client, purpose, os.getpid(), recaller))
+        self._place.append(_CachedClient(client, purpose, os.getpid(), recaller))
 
     def end(self) -> None:
         """Ends the client that is here, if there is one."""
@@ -69,21 +69,21 @@ class ParkedClient:
         """Return the client if one was parked here with the same ``purpose``; end any other."""
         if not self._place:
             return None
-        parked = self._place[0]
-        if parked.purpose != purpose or parked.owner_pid != os.getpid():
+        cached = self._place[0]
+        if cached.purpose != purpose or cached.owner_pid != os.getpid():
             _end_all(self._place)
             return None
         self._place.clear()
-        return parked.client
+        return cached.client
 
 
-def _end_all(place: list[_Parked]) -> None:
+def _end_all(place: list[_CachedClient]) -> None:
     while place:
-        parked = place.pop()
-        if parked.owner_pid == os.getpid():  # a forked child does not have the thread
-            if parked.recaller is not None and not _is_exiting.is_set():
-                parked.recaller.recall_all()
-            parked.client.stop()
+        cached = place.pop()
+        if cached.owner_pid == os.getpid():  # a forked child does not have the thread
+            if cached.recaller is not None and not _is_exiting.is_set():
+                cached.recaller.recall_all()
+            cached.client.stop()
 
 
 class Recaller:

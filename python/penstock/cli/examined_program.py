@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run of a program for `penstock doctor`: ``python -m penstock.cli.doctored_program PROGRAM``.
+"""One run of a program for `penstock doctor`: ``python -m penstock.cli.examined_program PROGRAM``.
 
 The environment has the orders; the result, one line of JSON, is written to the descriptor that they
 name.
@@ -16,17 +16,17 @@ from dataclasses import replace
 
 from penstock.cli.program import ProgramError, run_file, run_module
 from penstock.doctor.loader_watch import BatchBound, LoaderWatch
-from penstock.doctor.program_runs import MovableCall, RunOrders, RunResult, end_with_parent
+from penstock.doctor.program_runs import MovableCall, RunRequest, RunResult, end_with_parent
 
 _TEXT_MAX = 2000
 _CALLS_MAX = 8  # listed in the result
 _PLAN_BATCHES_MAX = 16  # of all loaders; by then the model has been called with one
 
 
-class NotedInput(io.RawIOBase):
+class EmptyInput(io.RawIOBase):
     """Standard input that is empty, and records whether it was read."""
 
-    has_been_asked = False
+    was_read = False
 
     def readable(self) -> bool:
         return True
@@ -35,22 +35,22 @@ class NotedInput(io.RawIOBase):
         return 0
 
     def readinto(self, buffer: object) -> int:
-        self.has_been_asked = True
+        self.was_read = True
         return 0
 
 
 def main(program: Sequence[str]) -> int:
     end_with_parent()
-    orders = RunOrders.of_environment()
+    orders = RunRequest.of_environment()
     os.set_inheritable(orders.result_fd, False)
-    asked = NotedInput()
+    asked = EmptyInput()
     sys.stdin = io.TextIOWrapper(io.BufferedReader(asked))
     start = _start_of(program)
     reported: list[RunResult] = []
 
     def report(result: RunResult) -> None:
         if not reported:
-            result = replace(result, has_asked_input=asked.has_been_asked)
+            result = replace(result, has_asked_input=asked.was_read)
             reported.append(result)
             sys.stdout.flush()
             os.write(orders.result_fd, (result.to_json() + "\n").encode())
@@ -63,7 +63,7 @@ def main(program: Sequence[str]) -> int:
 
 
 def _watch_loaders(
-    start: Callable[[], None], orders: RunOrders, report: Callable[[RunResult], None]
+    start: Callable[[], None], orders: RunRequest, report: Callable[[RunResult], None]
 ) -> None:
     watch = LoaderWatch(orders, report)
     try:
@@ -71,7 +71,7 @@ def _watch_loaders(
             start()
     except BaseException as error:
         # Any exception that a stopped program raises while it ends is a consequence of the stop.
-        if not watch.is_stopped and not _is_good_end(error):
+        if not watch.is_stopped and not _is_success(error):
             report(_with_error(watch.result(), error))
             raise
     report(watch.result())
@@ -100,7 +100,7 @@ def _find_plan(start: Callable[[], None], report: Callable[[RunResult], None]) -
                 start()
         except BaseException as error:
             is_over = watch.is_stopped or bound.is_reached
-            if not is_over and not _is_good_end(error):
+            if not is_over and not _is_success(error):
                 report(_with_error(RunResult(), error))
                 raise
         watch.end()
@@ -122,7 +122,7 @@ def _with_error(result: RunResult, error: BaseException) -> RunResult:
     return replace(result, error_type=kind, error=str(error)[:_TEXT_MAX])
 
 
-def _is_good_end(error: BaseException) -> bool:
+def _is_success(error: BaseException) -> bool:
     return isinstance(error, SystemExit) and error.code in (None, 0)
 
 

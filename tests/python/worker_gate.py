@@ -19,7 +19,7 @@ from typing import Any
 SECONDS_MAX = 60.0
 
 
-class AwaitedGate:
+class WorkerGate:
     """Two pipes, shared by forked workers and the trainer. One worker passes, once."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class AwaitedGate:
             os.close(end)
 
     @contextmanager
-    def opened_when_awaited(self, loader: Any, *, given: int, ready: int = 0) -> Iterator[None]:
+    def opened_once_waiting(self, loader: Any, *, given: int, ready: int = 0) -> Iterator[None]:
         """Open once a worker is at the gate, `given` batches were delivered, `ready` others have
         arrived, and the trainer has then checked twice for Ctrl-C, which it does during long waits.
         So it has waited for this worker's batch during the whole time between the two checks, and

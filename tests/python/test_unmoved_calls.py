@@ -12,7 +12,7 @@ from offload_training import bits, fresh
 from torch import nn
 
 from penstock import detach, offload
-from penstock.cut.still_model import LOOKED_AT_EVERY, STILL_CALLS_MIN, StillModel
+from penstock.cut.unmoved_calls import EXAMINED_EVERY, UNMOVED_CALLS_MIN, UnmovedCalls
 
 
 class Counted(nn.Module):
@@ -53,12 +53,12 @@ def losses(model: nn.Module, deliver: Any, count: int) -> list[bytes]:
 
 def test_calls_with_nothing_to_move_are_rarely_examined() -> None:
     pool = InProcessPool([])
-    count = 10 * LOOKED_AT_EVERY
+    count = 10 * EXAMINED_EVERY
     expected = losses(fresh(Counted), lambda batch: batch, count)
     model = offload(fresh(Counted), pool, cut="none")
     assert losses(model, pool.deliver, count) == expected
     looked_at = count - len(model.own_calls)
-    assert STILL_CALLS_MIN < looked_at < STILL_CALLS_MIN + count // LOOKED_AT_EVERY
+    assert UNMOVED_CALLS_MIN < looked_at < UNMOVED_CALLS_MIN + count // EXAMINED_EVERY
     assert pool.plan is not None
     assert not pool.plan.moved
     assert detach(model).own_calls
@@ -68,7 +68,7 @@ def test_calls_with_nothing_to_move_are_rarely_examined() -> None:
 def test_moving_or_drawing_calls_are_always_examined(options: Any) -> None:
     pool = InProcessPool([])
     model = offload(fresh(Counted), pool, **options)
-    losses(model, pool.deliver, 4 * LOOKED_AT_EVERY)
+    losses(model, pool.deliver, 4 * EXAMINED_EVERY)
     # The first call is run by Python, in addition to the graph that it is compared with.
     assert len(model.own_calls) == (0 if "allow_random" in options else 1)
 
@@ -76,7 +76,7 @@ def test_moving_or_drawing_calls_are_always_examined(options: Any) -> None:
 def test_other_mode_is_examined_from_its_first_call() -> None:
     pool = InProcessPool([])
     model = offload(fresh(Scaled), pool, cut="maximal")
-    losses(model, pool.deliver, STILL_CALLS_MIN + LOOKED_AT_EVERY // 2)
+    losses(model, pool.deliver, UNMOVED_CALLS_MIN + EXAMINED_EVERY // 2)
     assert model.own_calls
     own_count = len(model.own_calls)
     model.eval()
@@ -94,20 +94,20 @@ def test_other_mode_is_examined_from_its_first_call() -> None:
 def test_hook_added_to_unexamined_model_fires() -> None:
     pool = InProcessPool([])
     model = offload(fresh(Counted), pool, cut="none")
-    losses(model, pool.deliver, 3 * LOOKED_AT_EVERY)
+    losses(model, pool.deliver, 3 * EXAMINED_EVERY)
     seen = []
     model.net.register_forward_hook(lambda *_: seen.append(1))
-    losses(model, pool.deliver, 3 * LOOKED_AT_EVERY)
-    assert len(seen) == 3 * LOOKED_AT_EVERY
+    losses(model, pool.deliver, 3 * EXAMINED_EVERY)
+    assert len(seen) == 3 * EXAMINED_EVERY
 
 
 def test_skipped_calls_add_weight_to_examined_call() -> None:
-    still = StillModel(None)
-    for _ in range(STILL_CALLS_MIN):
+    still = UnmovedCalls(None)
+    for _ in range(UNMOVED_CALLS_MIN):
         assert not still.may_skip()
-        still.note_call(is_still=True)
-    assert [still.may_skip() for _ in range(LOOKED_AT_EVERY)].count(True) == LOOKED_AT_EVERY - 1
-    assert still.weight == LOOKED_AT_EVERY
-    still.note_call(is_still=False)
+        still.note_call(is_unmoved=True)
+    assert [still.may_skip() for _ in range(EXAMINED_EVERY)].count(True) == EXAMINED_EVERY - 1
+    assert still.weight == EXAMINED_EVERY
+    still.note_call(is_unmoved=False)
     assert still.weight == 1
     assert not still.may_skip()
