@@ -57,7 +57,8 @@ case $what in
     sh .make/install.sh --with-tests
     tests=$("$VENV"/bin/python setup.py -q native --show-folder)/tests/test_loader
     say "C++ tests of the device"
-    "$tests" --gtest_filter='Cuda*:CopyStage*:PinStage*:StageChain*:StagedClient*:StagedPool*' || failed="$failed C++"
+    "$tests" --gtest_filter='Cuda*:CopyStage*:PinStage*:StageChain*:StagedClient*' || failed="$failed C++"
+    "$(dirname "$tests")/test_pool_client" --gtest_filter='StagedPool*' || failed="$failed C++-pool"
     say "The cut of the C++ library"
     "$(dirname "$tests")/test_cut" || failed="$failed C++-cut"
     if command -v compute-sanitizer >/dev/null && has_gpu; then

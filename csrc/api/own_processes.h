@@ -10,7 +10,7 @@
 
 #include "base/child_process.h"
 #include "base/result.h"
-#include "loader/pool_directory.h"
+#include "pool_client/pool_directory.h"
 
 namespace penstock::api {
 
@@ -26,7 +26,7 @@ class OwnProcesses {
   OwnProcesses& operator=(OwnProcesses&&) noexcept = default;
   ~OwnProcesses();
 
-  const std::vector<loader::OwnWorker>& workers() const { return workers_; }
+  const std::vector<pool_client::OwnWorker>& workers() const { return workers_; }
 
   struct Loss {
     uint64_t worker_id = 0;
@@ -41,7 +41,7 @@ class OwnProcesses {
   OwnProcesses() = default;
 
   std::vector<ChildProcess> processes_;
-  std::vector<loader::OwnWorker> workers_;
+  std::vector<pool_client::OwnWorker> workers_;
   std::set<size_t> lost_;
 };
 

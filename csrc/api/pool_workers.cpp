@@ -20,14 +20,14 @@
 #include "base/identity.h"
 #include "dataset/nest_value.h"
 #include "dataset/packed_value.h"
-#include "loader/job_identity.h"
 #include "net/shared_key_folder.h"
+#include "pool_client/job_identity.h"
 #include "runtime/numeric_fingerprint.h"
 
 namespace penstock::api {
 
-using loader::PoolClient;
-using loader::PoolSource;
+using pool_client::PoolClient;
+using pool_client::PoolSource;
 using std::chrono::steady_clock;
 
 namespace {
@@ -148,10 +148,10 @@ PoolWorkers::Client PoolWorkers::open_client(bool is_iterable, uint32_t shard_co
   const uint64_t arena = value_or_raise(arena_bytes());
   const auto folder = controller_ ? key_folder_ : std::nullopt;
   std::optional<net::KeyRing> own_keys;
-  std::vector<loader::OwnWorker> own_workers;
+  std::vector<pool_client::OwnWorker> own_workers;
   if (own_) {
     own_keys.emplace(load_keys(std::nullopt));
-    for (const loader::OwnWorker& worker : own_->workers()) {
+    for (const pool_client::OwnWorker& worker : own_->workers()) {
       const auto is_lost = [&](const OwnProcesses::Loss& loss) { return loss.worker_id == worker.worker_id; };
       if (std::none_of(losses_.begin(), losses_.end(), is_lost)) own_workers.push_back(worker);
     }
@@ -170,7 +170,7 @@ PoolWorkers::Client PoolWorkers::open_client(bool is_iterable, uint32_t shard_co
   net::KeyRing keys = load_keys(folder);
   const net::RunId run = net::draw_run_id(keys.own().public_key());
   auto source = std::make_unique<PoolSource>(
-      loader::PoolIoOptions{
+      pool_client::PoolIoOptions{
           .controller = controller_,
           .keys = std::move(keys),
           .job = job_.name,
@@ -184,8 +184,8 @@ PoolWorkers::Client PoolWorkers::open_client(bool is_iterable, uint32_t shard_co
               std::holds_alternative<PluginDataset>(job_.dataset) ? wire::JobKind::kPlugin : wire::JobKind::kPython,
           .torch = wire::torch_number(TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR),
           .said_size = said_size_,
-          .job_rank = loader::job_rank(loader::identity_of_launched_job(), job_.name, static_cast<uint32_t>(place.rank),
-                                       static_cast<uint32_t>(place.world_size)),
+          .job_rank = pool_client::job_rank(pool_client::identity_of_launched_job(), job_.name,
+                                            static_cast<uint32_t>(place.rank), static_cast<uint32_t>(place.world_size)),
           .numerics = runtime::numeric_fingerprint()},
       run, std::move(own_keys), std::move(own_workers));
   PoolSource& pool = *source;
@@ -274,9 +274,9 @@ void PoolWorkers::raise_lost() const {
 
 void PoolWorkers::set_starts(const wire::EpochSeeds&, const ResumePoint& point) {
   if (!shape_.is_iterable) return;
-  std::map<wire::Lane, loader::LanePlaces::Place> lanes;
+  std::map<wire::Lane, pool_client::LanePlaces::Place> lanes;
   for (const auto& [shard_id, start] : point.starts) {
-    loader::LanePlaces::Place place{.batch_count = start.batch_count};
+    pool_client::LanePlaces::Place place{.batch_count = start.batch_count};
     const auto state = point.shard_states.find(shard_id);
     if (state != point.shard_states.end()) place.state = value_or_raise(dataset::pack_value(state->second));
     lanes.emplace(shard_id + 1, std::move(place));

@@ -12,8 +12,8 @@
 #include "api/own_processes.h"
 #include "api/worker_set.h"
 #include "dataset/job_text.h"
-#include "loader/pool_client.h"
 #include "net/endpoint.h"
+#include "pool_client/pool_client.h"
 
 namespace penstock::api {
 
@@ -34,14 +34,14 @@ class PoolWorkers final : public WorkerSet {
   void check() override;
 
  private:
-  using Client = std::shared_ptr<loader::PoolClient>;
+  using Client = std::shared_ptr<pool_client::PoolClient>;
 
   Client open_client(bool is_iterable, uint32_t shard_count);
   DatasetShape ask_for_shape();
   void use_prefixes(std::vector<Message> messages) override;
   void use_shipment(std::optional<std::vector<std::byte>> shipment) override;
-  void name_blobs(loader::PoolClient& client);
-  void look_after(loader::PoolClient& client);
+  void name_blobs(pool_client::PoolClient& client);
+  void look_after(pool_client::PoolClient& client);
   [[noreturn]] void raise_lost() const;
 
   const Options& options_;
@@ -53,7 +53,7 @@ class PoolWorkers final : public WorkerSet {
   wire::BlobId job_id_{};
   std::string transform_blob_;
   DatasetShape shape_;
-  loader::PoolIoOptions::SaidSize said_size_;  // and the worker that reported shape_
+  pool_client::PoolIoOptions::SaidSize said_size_;  // and the worker that reported shape_
   Client client_;
   std::shared_ptr<loader::Client> as_client_;  // client_ as its base class
   std::vector<Message> prefixes_;

@@ -183,8 +183,8 @@ void OffloadedModule::Impl::note_call(const Call& call, const ScriptCut* cut) {
   auto* const withholding = workers ? workers->withholding() : nullptr;
   // In a thread other than the loader's, leaves could not be fetched.
   if (withholding == nullptr || !call.origin->is_owner()) return;
-  std::optional<loader::LeafWithholding::SeenBatch> seen;
-  std::vector<loader::LeafWithholding::UsedCut> cuts;
+  std::optional<pool_client::LeafWithholding::SeenBatch> seen;
+  std::vector<pool_client::LeafWithholding::UsedCut> cuts;
   if (!withholding->is_withholding()) {
     seen = {.leaf_bytes = {}, .read_leaves = call.origin->reads()->seen(), .is_watched = true};
     for (const auto& leaf : call.origin->leaves()) seen->leaf_bytes.push_back(leaf.tensor.nbytes());

@@ -121,7 +121,7 @@ void WorkerSet::set_prefixes(const void* module, std::vector<Message> messages) 
   use_prefixes(std::move(all));
 }
 
-void WorkerSet::obey(const std::optional<loader::LeafWithholding::Order>& order) {
+void WorkerSet::obey(const std::optional<pool_client::LeafWithholding::Order>& order) {
   if (!order) return;
   use_shipment(order->shipment ? std::optional(wire::write_shipment(*order->shipment)) : std::nullopt);
   if (meter_) meter_->loads()->forget();  // batch sizes change from now on

@@ -17,8 +17,8 @@
 #include "api/step_meter.h"
 #include "api/told_threads.h"
 #include "loader/client.h"
-#include "loader/leaf_withholding.h"
 #include "penstock/data_loader.h"
+#include "pool_client/leaf_withholding.h"
 #include "wire/epoch_seeds.h"
 
 namespace penstock {
@@ -62,9 +62,9 @@ class WorkerSet {
   }
   StepMeter* meter() const { return meter_.get(); }  // null before the first request
   // Decides which leaves stay with the workers. Null if all leaves are sent.
-  loader::LeafWithholding* withholding() { return withholding_ ? &*withholding_ : nullptr; }
+  pool_client::LeafWithholding* withholding() { return withholding_ ? &*withholding_ : nullptr; }
   // Sends a decision to the workers.
-  void obey(const std::optional<loader::LeafWithholding::Order>& order);
+  void obey(const std::optional<pool_client::LeafWithholding::Order>& order);
   // A leaf that had stayed with its worker was read.
   void note_recall(uint32_t leaf);
   // Registers a batch with leaves that stayed with the workers. They are fetched before the workers shut down, if the
@@ -101,7 +101,7 @@ class WorkerSet {
   bool notes_origins_ = false;
   std::shared_ptr<StepMeter> meter_;                      // shared with offloaded modules, which may outlive the loader
   std::map<const void*, std::vector<Message>> prefixes_;  // by module
-  std::optional<loader::LeafWithholding> withholding_;
+  std::optional<pool_client::LeafWithholding> withholding_;
   std::vector<std::weak_ptr<BatchOrigin>> incomplete_;
   std::chrono::milliseconds recall_timeout_{0};
   std::optional<std::chrono::steady_clock::time_point> recalls_end_;  // set when the workers are about to shut down

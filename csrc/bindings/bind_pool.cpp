@@ -17,10 +17,10 @@
 #include "bindings/raise.h"
 #include "bindings/replica_keys.h"
 #include "device/accelerator_device.h"
-#include "loader/job_identity.h"
-#include "loader/leaf_withholding.h"
-#include "loader/pool_client.h"
 #include "net/shared_key_folder.h"
+#include "pool_client/job_identity.h"
+#include "pool_client/leaf_withholding.h"
+#include "pool_client/pool_client.h"
 #include "replica/relay.h"
 #include "runtime/numeric_fingerprint.h"
 #include "wire/control_record.h"
@@ -31,10 +31,10 @@ namespace py = pybind11;
 namespace penstock::bindings {
 
 using loader::ClientOptions;
-using loader::LeafWithholding;
-using loader::PoolClient;
-using loader::PoolSource;
 using net::Role;
+using pool_client::LeafWithholding;
+using pool_client::PoolClient;
+using pool_client::PoolSource;
 using wire::BlobId;
 
 namespace {
@@ -75,7 +75,7 @@ Result<std::unique_ptr<PoolSource>> make_source(const PoolSettings& settings, co
   auto keys = keys_of(settings);
   if (!keys) return keys.error();
   std::optional<net::KeyRing> own_keys;
-  std::vector<loader::OwnWorker> own_workers;
+  std::vector<pool_client::OwnWorker> own_workers;
   for (const auto& [worker_id, text, handover] : settings.own_workers) {
     auto own_endpoint = net::Endpoint::parse(text);
     if (!own_endpoint) return own_endpoint.error();
@@ -92,20 +92,20 @@ Result<std::unique_ptr<PoolSource>> make_source(const PoolSettings& settings, co
   }
   const net::RunId run = net::draw_run_id(keys.value().own().public_key());
   // A variable, because g++ 12 warns that a string of a temporary may be uninitialized.
-  loader::PoolIoOptions io{.controller = std::move(controller),
-                           .keys = std::move(keys).value(),
-                           .job = settings.job,
-                           .about = settings.about,
-                           .worker_count_max = settings.worker_count_max,
-                           .depth = options.prefetch_factor,
-                           .credit_bytes = settings.arena_bytes,
-                           .arena_bytes = settings.arena_bytes,
-                           .is_iterable = settings.is_iterable,
-                           .allow_pickle = settings.trust_workers,
-                           .is_python = true,
-                           .gpu_uuid = settings.gpu_uuid,
-                           .torch = wire::torch_number(TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR),
-                           .job_rank = settings.job_rank};
+  pool_client::PoolIoOptions io{.controller = std::move(controller),
+                                .keys = std::move(keys).value(),
+                                .job = settings.job,
+                                .about = settings.about,
+                                .worker_count_max = settings.worker_count_max,
+                                .depth = options.prefetch_factor,
+                                .credit_bytes = settings.arena_bytes,
+                                .arena_bytes = settings.arena_bytes,
+                                .is_iterable = settings.is_iterable,
+                                .allow_pickle = settings.trust_workers,
+                                .is_python = true,
+                                .gpu_uuid = settings.gpu_uuid,
+                                .torch = wire::torch_number(TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR),
+                                .job_rank = settings.job_rank};
   io.numerics = runtime::numeric_fingerprint();
   return std::make_unique<PoolSource>(std::move(io), run, std::move(own_keys), std::move(own_workers));
 }
@@ -156,7 +156,7 @@ void bind_withholding(py::module_& module) {
 
 void bind_pool(py::module_& module) {
   bind_withholding(module);
-  module.def("identity_of_launched_job", &loader::identity_of_launched_job);
+  module.def("identity_of_launched_job", &pool_client::identity_of_launched_job);
   py::class_<PoolClient, loader::Client, std::shared_ptr<PoolClient>>(module, "PoolClient")
       .def(py::init([](const std::string& controller, const std::optional<std::string>& key_folder,
                        const std::string& job, const std::string& about, uint32_t worker_count_max,
@@ -177,7 +177,7 @@ void bind_pool(py::module_& module) {
                                  .trust_workers = trust_workers,
                                  .own_workers = own_workers,
                                  .gpu_uuid = gpu_uuid,
-                                 .job_rank = loader::job_rank(job_identity, job, rank.first, rank.second),
+                                 .job_rank = pool_client::job_rank(job_identity, job, rank.first, rank.second),
                                  .replica_keys = std::move(own_keys)},
                                 {.worker_count = 1,
                                  .prefetch_factor = prefetch_factor,
@@ -221,10 +221,10 @@ void bind_pool(py::module_& module) {
       .def(
           "set_lanes",
           [](PoolClient& self, const std::map<uint32_t, std::pair<uint64_t, std::string>>& places) {
-            std::map<wire::Lane, loader::LanePlaces::Place> lanes;
+            std::map<wire::Lane, pool_client::LanePlaces::Place> lanes;
             for (const auto& [shard_id, place] : places) {
               const auto state = std::as_bytes(std::span(place.second));
-              lanes.emplace(shard_id + 1, loader::LanePlaces::Place{.batch_count = place.first,
+              lanes.emplace(shard_id + 1, pool_client::LanePlaces::Place{.batch_count = place.first,
                                                                     .state = {state.begin(), state.end()}});
             }
             self.set_lanes(std::move(lanes));

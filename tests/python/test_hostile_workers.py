@@ -2,8 +2,8 @@
 """Pool workers that violate the protocol: an epoch ends complete, or with an error that names the
 worker.
 
-`tests/cpp/loader/hostile_worker_test.cpp` has a case for each field of a worker's messages, and
-`hostile_controller_test.cpp` for each field of a controller's messages.
+`tests/cpp/pool_client/hostile_worker_test.cpp` has a case for each field of a worker's messages,
+and `hostile_controller_test.cpp` for each field of a controller's messages.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ NATIVE_WHOSE_BYTES = {
     ): "local workers', and a pool's that are trusted",
     ("bindings/python_numbers.cpp", 'module_::import("numpy")'): "a fixed name",
     ("bindings/raise.cpp", 'module_::import("penstock.errors")'): "a fixed name",
-    ("loader/gpu_energy.cpp", "dlopen("): "a fixed name, of the system's own libraries",
+    ("pool_client/gpu_energy.cpp", "dlopen("): "a fixed name, of the system's own libraries",
     (
         "runtime/compiled_prefix.cpp",
         "AOTIModelContainerRunnerCpu runner",

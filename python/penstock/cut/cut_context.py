@@ -373,7 +373,7 @@ class LeafWithholding:
 
     It covers all models that are offloaded to the loader. Confined to the training thread.
 
-    ``csrc/loader/leaf_withholding.h`` decides when, and for which leaves. While the program is
+    ``csrc/pool_client/leaf_withholding.h`` decides when, and for which leaves. While the program is
     watched, the program receives these leaves as lazy tensors that have their values and record
     reads.
     """
