@@ -214,7 +214,7 @@ class EffectAnalysis {
         !allowed.empty() && level != Level::kRandom && !jumps(node) && !node.results.empty() &&
         std::all_of(node.results.begin(), node.results.end(), [&](ValueId result) { return allowed[result]; });
     if (is_allowed) return {};
-    return other_bits.empty() ? "may amplify a difference in last bits" : other_bits;
+    return other_bits.empty() ? "may turn a difference in last bits into a different result" : other_bits;
   }
 
   bool is_movable(Level level) const {

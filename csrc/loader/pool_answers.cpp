@@ -111,7 +111,7 @@ std::string spoken_deaths(wire::BatchKey key, const session::RequestContent& con
   std::string text = "1 worker died while making " + batch;
   if (death_count > 1) {
     text = std::to_string(death_count) + " workers in a row died while making " + batch +
-           ", the last ones while idle otherwise";
+           ", the last ones with no other batch to make";
   }
   if (!traces.lost_at.empty())
     text += std::string(death_count > 1 ? " (one of them at " : " (at ") + traces.lost_at + ")";

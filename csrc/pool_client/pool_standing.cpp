@@ -128,8 +128,9 @@ std::string PoolStanding::describe(const std::string& where) const {
   } else if (known_count_ == 0) {
     text = spoken_lack(where);
   } else {
-    text = std::to_string(open_count_) + (open_count_ == 1 ? " worker of " : " workers of ") +
-           std::to_string(known_count_) + " from the controller at " + where + " work for this trainer";
+    text = std::to_string(open_count_) + " of " + std::to_string(known_count_) +
+           (known_count_ == 1 ? " worker" : " workers") + " from the controller at " + where +
+           (open_count_ == 1 ? " works" : " work") + " for this trainer";
   }
   return deaths + text + spoken_refusals();
 }

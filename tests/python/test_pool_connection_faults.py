@@ -279,7 +279,7 @@ def test_unreachable_worker_is_named_and_bypassed(pool: PoolProcesses, dead_end:
         said = error_of_timeout(DataLoader(Augmented(40), timeout=8, **options))
     gc.collect()  # or that trainer would have its share of the workers
     assert named.replace(" has", ": has") in said
-    assert any("0 workers of 1 " in str(one.message) for one in caught)
+    assert any("0 of 1 worker " in str(one.message) for one in caught)
     pool.start_worker()
     expected = expected_digests(Augmented(200), batch_size=4)
     torch.manual_seed(7)

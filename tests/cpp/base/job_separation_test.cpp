@@ -319,7 +319,7 @@ TEST(KeyHiding, IsNoneWhereJobsLoadCodeFromTheFolder) {
   for (const std::string needed : {"/home/ann/keys", "/home/ann/keys/lib/lib.so"}) {
     const KeyHiding found = chosen({.folder = "/home/ann/keys", .needed = {"/home/ann/keys-and-more", needed}}, {});
     EXPECT_EQ(found.hiding, Hiding::kNone);
-    EXPECT_EQ(found.trouble, "the key folder /home/ann/keys has " + needed +
+    EXPECT_EQ(found.trouble, "the key folder /home/ann/keys contains " + needed +
                                  ", from which jobs load code; keep the keys in a separate folder");
   }
   EXPECT_EQ(chosen({.folder = "/home/ann/keys", .needed = {"/home/ann"}}, {}).hiding, Hiding::kMounts);

@@ -412,7 +412,7 @@ TEST_F(Effects, OtherBitsMoveWhereResultsMayBeInexactAndUpToOperatorsThatJump) {
             "aten::exp has different last bits on cuda:0 than on a CPU, and cut_tolerance allows moving it");
   expect_moves("f");
   EXPECT_TRUE(!of("f").has_other_bits && of("f").is_inexact);
-  expect_stays("g", "aten::floor may amplify a difference in last bits");
+  expect_stays("g", "aten::floor may turn a difference in last bits into a different result");
   expect_stays("h", "aten::gt.Scalar may turn");
   expect_stays("i", "aten::argmax may turn");
   expect_stays("j", "aten::div.Tensor_mode is not known to have the same bits");

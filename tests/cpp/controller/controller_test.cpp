@@ -315,7 +315,7 @@ TEST_F(ControllerTest, KeyOfAMachineIsThatOfAWorkerAndOfNoOtherRole) {
     const auto answer = exchange(*client, message);
     const auto* refusal = std::get_if<wire::Refusal>(&answer);
     ASSERT_NE(refusal, nullptr);
-    EXPECT_NE(refusal->reason.find("that of a worker"), std::string::npos) << refusal->reason;
+    EXPECT_NE(refusal->reason.find("the key belongs to a worker"), std::string::npos) << refusal->reason;
   }
 }
 

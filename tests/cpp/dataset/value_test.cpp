@@ -34,7 +34,7 @@ std::string refusal(const std::function<void()>& call) {
 
 TEST(Value, ReadAsWhatItIsNotSaysWhatItIs) {
   const Value value = Value::dict({{"image", at::arange(3)}, {"label", 3}});
-  EXPECT_NE(refusal([&] { value.tensor(); }).find("a dict with 'image', 'label'; a tensor was asked for"),
+  EXPECT_NE(refusal([&] { value.tensor(); }).find("a dict with 'image', 'label'; a tensor was requested"),
             std::string::npos);
   EXPECT_NE(refusal([&] { value["mask"]; }).find("'mask' was requested from a dict with 'image', 'label'"),
             std::string::npos);

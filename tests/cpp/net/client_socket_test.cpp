@@ -179,7 +179,7 @@ TEST_F(ClientSocketTest, ServerThatHasNeitherKeyIsToldAndTriedAgainAfterAPause) 
   const auto client = connect_to_controller(
       endpoint, ring_with(keys_.public_key(Role::kOperator), keys_.public_key(Role::kController)));
   for (int round = 0; round < 3; ++round) {
-    expect_refused(*client, "another key");
+    expect_refused(*client, "a different key");
     EXPECT_TRUE(client->due_at());
   }
   other.reset();

@@ -321,12 +321,12 @@ TEST_F(KeyFolder, KeysOfAnotherRoleAreNamedAsSuch) {
 // A worker's folder had all of them, as `penstock keys` makes them, and a dataset asked for the pool's status.
 TEST_F(KeyFolder, SecretsThatAWorkerNeedsNotAreWarnedOf) {
   const std::string warning = warning_of_workers_keys(folder_);
-  for (const char* words : {"controller.secret, trainer.secret, operator.secret beside worker.secret",
+  for (const char* words : {"controller.secret, trainer.secret, operator.secret in addition to worker.secret",
                             "with only worker.secret and the .public files"})
     EXPECT_NE(warning.find(words), std::string::npos) << warning;
   EXPECT_NE(warning.find(folder_), std::string::npos) << warning;
   for (const Role role : {Role::kController, Role::kTrainer}) ASSERT_EQ(::unlink(file(secret_of(role)).c_str()), 0);
-  EXPECT_NE(warning_of_workers_keys(folder_).find(" has operator.secret beside"), std::string::npos);
+  EXPECT_NE(warning_of_workers_keys(folder_).find(" contains operator.secret in addition"), std::string::npos);
   ASSERT_EQ(::unlink(file(secret_of(Role::kOperator)).c_str()), 0);
   EXPECT_EQ(warning_of_workers_keys(folder_), "");
   EXPECT_EQ(warning_of_workers_keys(temp_ / "no folder"), "");

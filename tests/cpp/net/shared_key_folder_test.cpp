@@ -92,7 +92,7 @@ TEST_F(SharedKeyFolder, ManyProcessesThatMakeItAtOnceUseTheSameKeys) {
 TEST_F(SharedKeyFolder, WithALooserModeIsRefused) {
   ASSERT_TRUE(shared_key_folder(temporary()));
   ASSERT_EQ(::chmod(own_folder().c_str(), 0701), 0);
-  expect_refused("others");
+  expect_refused("other users can access it");
 }
 
 TEST_F(SharedKeyFolder, BehindASymbolicLinkIsRefused) {

@@ -94,7 +94,7 @@ TEST_F(Stranger, WithTheKeyOfARoleThatIsNotAllowedIsRefusedAndTold) {
 
 TEST_F(Stranger, ThatExpectsAnotherServerKeyIsRefusedAndTold) {
   const auto client = connect(server_->endpoint(), keys_.pair(Role::kTrainer), KeyPair::generate().public_key());
-  expect_refused(*client, "another key");
+  expect_refused(*client, "a different key");
   EXPECT_EQ(client->send(filled(1, 1)).error().code, Errc::kClosed);
   expect_unharmed();
 }

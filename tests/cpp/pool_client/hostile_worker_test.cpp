@@ -323,7 +323,7 @@ TEST(HostileWorkers, WorkerThatSaysThatItsProcessDiedOfEachBatchHoldsNoneUp) {
   HostilePool pool;
   pool.add(options);
   pool.begin();
-  pool.expect_sound("3 workers died");
+  pool.expect_sound("3 workers in a row died");
 }
 
 // It was raised when the batch was read, though nothing that the trainer asked for lets leaves stay behind.

@@ -212,7 +212,7 @@ TEST_F(PoolClientTest, DeathIsHeardOfThoughThePiecesOfAnAnswerBeforeItNeverCome)
   event = next();
   ASSERT_EQ(event.kind, Event::Kind::kBatch) << event.message();
   ASSERT_TRUE(event.batch->remote_error());
-  EXPECT_EQ(event.batch->remote_error()->text.find("3 workers died"), 0u) << event.batch->remote_error()->text;
+  EXPECT_EQ(event.batch->remote_error()->text.find("3 workers in a row died"), 0u) << event.batch->remote_error()->text;
   EXPECT_EQ(death_count->load(), 3);
 }
 
@@ -294,7 +294,7 @@ TEST_F(PoolClientTest, EndOfAShardIsNoAnswerWhereThereAreNoShards) {
     const Event event = next();
     ASSERT_EQ(event.kind, Event::Kind::kBatch) << event.message();
     ASSERT_TRUE(event.batch->remote_error());
-    EXPECT_NE(event.batch->remote_error()->text.find("batch " + std::to_string(sequence) + " of epoch 1 was asked for"),
+    EXPECT_NE(event.batch->remote_error()->text.find("batch " + std::to_string(sequence) + " of epoch 1 was requested"),
               std::string::npos)
         << event.batch->remote_error()->text;
     EXPECT_EQ(event.batch->remote_error()->text.find("penstock drain"), std::string::npos) << "it is in no pool";
@@ -317,7 +317,7 @@ TEST_F(PoolClientTest, RecallThatIsAnsweredWithAnEndIsAnErrorThatNamesTheWorker)
   const auto recalled = client_->recalled(origin, Clock::now() + kPatience);
   ASSERT_TRUE(recalled) << recalled.error().message;
   ASSERT_TRUE(recalled.value()->remote_error());
-  EXPECT_NE(recalled.value()->remote_error()->text.find("the rest of batch 0 of epoch 1 was asked for 3 times"),
+  EXPECT_NE(recalled.value()->remote_error()->text.find("the rest of batch 0 of epoch 1 was requested 3 times"),
             std::string::npos)
       << recalled.value()->remote_error()->text;
   EXPECT_NE(recalled.value()->remote_error()->worker.find("0000000000000005"), std::string::npos);

@@ -64,7 +64,8 @@ TEST(PoolStanding, ControllerThatAnswersSaysHowManyWorkersThereAre) {
   standing.note({.has_answered = true, .silence = seconds(1)}, 0, 0);
   expect_said(standing.describe(kWhere), "has no worker for this trainer: start some");
   standing.note({.has_answered = true, .silence = seconds(1)}, 2, 1);
-  expect_said(standing.describe(kWhere), "1 worker of 2 that the controller at tcp://alpha:7000 has named");
+  expect_said(standing.describe(kWhere),
+              "1 of 2 workers from the controller at tcp://alpha:7000 works for this trainer");
 }
 
 // The user of a plug-in was told to start `penstock worker`, whose workers declined the job, and training failed.

@@ -504,7 +504,7 @@ TEST_F(JobHostTest, DeathInTheMiddleOfWorkIsItsResultAndAnotherProcessMakesTheNe
   expect_death("exit", "ended with exit code 3");
   expect_death("segv", "was ended by SIGSEGV");
   expect_death("kill", "was ended by SIGKILL");
-  expect_death("hang_up", "ended");
+  expect_death("hang_up", "closed the connection");
 }
 
 TEST_F(JobHostTest, WhatAProcessHasWrittenToStandardErrorIsToldWithItsEndAndForTheLog) {
