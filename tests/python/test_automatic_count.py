@@ -106,25 +106,37 @@ class StatefulRows(Augmented):
 @pytest.mark.parametrize(
     ("options", "kind", "words"),
     [
-        ({}, ValueError, "num_workers is 'auto' with seeding=None, where each worker has random"),
-        ({"seeding": "worker"}, ValueError, "with seeding='worker'"),
-        ({"seeding": "x"}, ValueError, "seeding is 'x'"),
+        ({}, ValueError, "num_workers='auto' requires seeding='batch', got seeding=None"),
+        ({"seeding": "worker"}, ValueError, "got seeding='worker', with which"),
+        ({"seeding": "x"}, ValueError, "or 'sample' (also the same for any batch size), got 'x'"),
         (
             {"dataset": Shard(), "seeding": "batch"},
             ValueError,
-            "with shards=None, where each worker reads a shard of the Shard",
+            "got shards=None, with which the shard of the Shard that a worker",
         ),
-        ({"dataset": Shard(), "shards": 2}, ValueError, "without seeding='batch'"),
-        ({"dataset": Shard(), "seeding": "batch", "shards": "2"}, TypeError, "shards is '2'"),
-        ({"dataset": IterableWrapper([1]), "seeding": "batch"}, ValueError, "is a datapipe"),
-        ({"dataset": StatefulRows(), "seeding": "batch"}, ValueError, "a state of its own"),
+        ({"dataset": Shard(), "shards": 2}, ValueError, "shards=2 requires seeding='batch'"),
+        (
+            {"dataset": Shard(), "seeding": "batch", "shards": "2"},
+            TypeError,
+            "shards must be an int >= 1 or None, got '2'",
+        ),
+        (
+            {"dataset": IterableWrapper([1]), "seeding": "batch"},
+            ValueError,
+            "does not support datapipes",
+        ),
+        (
+            {"dataset": StatefulRows(), "seeding": "batch"},
+            ValueError,
+            "does not support StatefulRows, which has a state_dict()",
+        ),
         ({"seeding": "batch", "timeout": -1}, ValueError, "timeout option should be non-negative"),
         (
             {"seeding": "batch", "prefetch_factor": -1},
             ValueError,
             "prefetch_factor option should be non-negative",
         ),
-        ({"seeding": "batch", "fetch_threads": 0}, ValueError, "fetch_threads is 0"),
+        ({"seeding": "batch", "fetch_threads": 0}, ValueError, "fetch_threads must be >= 1, got 0"),
     ],
 )
 def test_auto_num_workers_is_rejected_with_incompatible_options(
@@ -157,9 +169,9 @@ def test_num_workers_of_wrong_type_raises_torch_error(number: Any) -> None:
 def test_iter_checks_attributes_assigned_after_construction() -> None:
     loader: Any = DataLoader(Augmented(), num_workers="auto", seeding="batch")
     loader.seeding = None
-    assert "pass it, or a number of workers" in str(error_of(lambda: iter(loader)))
+    assert "pass seeding='batch', or a number of workers" in str(error_of(lambda: iter(loader)))
     loader = DataLoader(Augmented(), seeding="batch")
     loader.num_workers = "auto"
     error = error_of(lambda: iter(loader))
     assert type(error) is ValueError
-    assert "set to 'auto' after construction" in str(error)
+    assert "must be an int when assigned after construction, got 'auto'" in str(error)

@@ -616,7 +616,7 @@ def test_first_write_in_used_early_samples_causes_no_warning(
 def test_overlap_epochs_must_be_a_bool(value: Any) -> None:
     error = error_of(lambda: DataLoader(range(3), overlap_epochs=value))
     assert isinstance(error, TypeError)
-    assert str(error).startswith(f"overlap_epochs is {value!r}; True or False is expected")
+    assert str(error).startswith(f"overlap_epochs must be a bool, got {value!r}; pass True")
 
 
 def test_assigning_overlap_epochs_takes_effect() -> None:

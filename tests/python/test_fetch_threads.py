@@ -389,12 +389,12 @@ def test_fetch_threads_is_a_public_attribute() -> None:
 @pytest.mark.parametrize(
     ("value", "kind", "text"),
     [
-        (0, ValueError, "fetch_threads is 0; a number of threads of 1 or more is expected"),
-        (-2, ValueError, "fetch_threads is -2; a number of threads of 1 or more is expected"),
-        (True, TypeError, "fetch_threads is True, of type bool; an int of 1 or more is expected"),
-        (2.0, TypeError, "fetch_threads is 2.0, of type float; an int of 1 or more is expected"),
-        ("4", TypeError, "fetch_threads is '4', of type str; an int of 1 or more is expected"),
-        (None, TypeError, "fetch_threads is None, of type NoneType; an int of 1 or more"),
+        (0, ValueError, "fetch_threads must be >= 1, got 0; pass 1"),
+        (-2, ValueError, "fetch_threads must be >= 1, got -2; pass 1"),
+        (True, TypeError, "fetch_threads must be an int >= 1, got True of type bool"),
+        (2.0, TypeError, "fetch_threads must be an int >= 1, got 2.0 of type float"),
+        ("4", TypeError, "fetch_threads must be an int >= 1, got '4' of type str"),
+        (None, TypeError, "fetch_threads must be an int >= 1, got None of type NoneType"),
     ],
 )
 @pytest.mark.parametrize("workers", [0, 1])
@@ -420,9 +420,13 @@ class Piped(MapDataPipe[int]):
 @pytest.mark.parametrize(
     ("dataset", "options", "text"),
     [
-        (Streamed(lambda: [1]), {}, "the dataset is the IterableDataset Streamed"),
-        (Piped(), {}, "the dataset is a datapipe"),
-        ([1], {"batch_size": None}, "batch_size is None"),
+        (
+            Streamed(lambda: [1]),
+            {},
+            "=2 requires a map-style dataset, got the IterableDataset Streamed",
+        ),
+        (Piped(), {}, " must be 1 for a datapipe, which torch's iterator reads, got 2"),
+        ([1], {"batch_size": None}, "=2 requires batches of samples, got batch_size=None"),
     ],
     ids=["iterable", "datapipe", "no batches"],
 )
@@ -434,5 +438,5 @@ def test_fetch_threads_is_rejected_where_it_cannot_apply(
     for make in (lambda: DataLoader(dataset, **options, fetch_threads=2), lambda: iter(loader)):
         error = error_of(make)
         assert type(error) is ValueError
-        assert str(error).startswith(f"fetch_threads is 2 but {text}")
+        assert str(error).startswith(f"fetch_threads{text}")
         assert "leave fetch_threads at 1" in str(error)

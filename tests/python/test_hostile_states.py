@@ -159,7 +159,7 @@ def test_error_names_the_place_of_the_mistake() -> None:
         (("generators", "globals", "torch"), "AAAA", "state['generators']['globals']['torch']"),
         (("base_seed",), 1.5, "state['base_seed'] must be an integer"),
         (("epoch",), -1, "state['epoch'] must be an integer from 0"),
-        (("built", "kind"), ["map"], "state['built']['kind'] must be a number, a text or None"),
+        (("built", "kind"), ["map"], "state['built']['kind'] must be a number, a string or None"),
     ]:
         error = outcome(make, replaced(state, path, value))
         assert type(error) is ValueError and words in str(error)

@@ -53,7 +53,7 @@ def new_children(before: list[int]) -> set[int]:
 
 
 def expect_closed(call: Callable[[], object]) -> None:
-    with pytest.raises(ClosedError, match="needs an open DataLoader.*; make a new one"):
+    with pytest.raises(ClosedError, match="requires an open DataLoader.*; make a new one"):
         call()
 
 

@@ -213,16 +213,20 @@ def test_lookahead_requests_no_extra_batches() -> None:
 @pytest.mark.parametrize(
     ("arguments", "kind", "words"),
     [
-        ((0,), ValueError, "lookahead() was given 0 as the number of batches; at least 1"),
-        ((-2, len), ValueError, "lookahead() was given -2"),
-        ((1.0,), TypeError, "lookahead() was given 1.0 as the number of batches; a positive int"),
-        ((True,), TypeError, "lookahead() was given True"),
-        ((1, "ids"), TypeError, "lookahead() was given 'ids' as select; a function"),
+        ((0,), ValueError, "the number of batches of lookahead() must be >= 1, got 0"),
+        ((-2, len), ValueError, "the number of batches of lookahead() must be >= 1, got -2"),
+        ((1.0,), TypeError, "batches of lookahead() must be an int >= 1, got 1.0"),
+        ((True,), TypeError, "batches of lookahead() must be an int >= 1, got True"),
+        (
+            (1, "ids"),
+            TypeError,
+            "select must be a function of a batch, or None for the indices, got 'ids'",
+        ),
         (
             (5, len),
             ValueError,
-            "lookahead(5) was called, but only the next 4 batches are sure to be asked for "
-            "(prefetch_factor=2 and num_workers=2); raise prefetch_factor to 3, or look less far",
+            "lookahead(5) must not exceed the 4 batches that are certain to be requested "
+            "(prefetch_factor=2 and num_workers=2); raise prefetch_factor to 3, or look fewer",
         ),
     ],
 )
@@ -242,31 +246,31 @@ def test_invalid_arguments_are_rejected(arguments: Any, kind: type, words: str) 
             {"dataset": Augmented()},
             (1, len),
             UnsupportedError,
-            "asked for values with num_workers=0, where a batch is made when next() is called",
+            "cannot return values with num_workers=0: a batch is made when next() is called",
         ),
         (
             {"dataset": Augmented(), "batch_sampler": DrawingSampler()},
             (1,),
             UnsupportedError,
-            "num_workers=0 and a sampler that is not torch's own",
+            "with num_workers=0 requires batches of torch's RandomSampler or SequentialSampler",
         ),
         (
             {"dataset": Stateful()},
             (1,),
             UnsupportedError,
-            "the dataset is an IterableDataset, which has none; use num_workers=1 or more, and",
+            "cannot return the indices of an IterableDataset, which has none; use num_workers=1",
         ),
         (
             {"dataset": Stateful(), "num_workers": 1},
             (1,),
             UnsupportedError,
-            "the dataset is an IterableDataset, which has none; pass select=",
+            "cannot return the indices of an IterableDataset, which has none; pass select=",
         ),
         (
             {"dataset": Augmented(), "num_workers": 2, "in_order": False},
             (1, len),
             UnsupportedError,
-            "in_order=False, where the next batch is whichever comes first",
+            "requires in_order=True, got in_order=False, with which the next batch cannot be known",
         ),
         (
             {"dataset": Augmented(), "batch_sampler": DrawingSampler(), "num_workers": 2},
@@ -278,14 +282,14 @@ def test_invalid_arguments_are_rejected(arguments: Any, kind: type, words: str) 
             {"dataset": Augmented(), "num_workers": "auto", "seeding": "batch"},
             (3, len),
             ValueError,
-            'only the next 2 batches are sure to be asked for (prefetch_factor=2 and num_workers="'
-            'auto", which may choose 1); raise prefetch_factor to 3',
+            "must not exceed the 2 batches that are certain to be requested (prefetch_factor=2 "
+            'and num_workers="auto", which may choose 1); raise prefetch_factor to 3',
         ),
         (
             {"dataset": IterableWrapper(range(4))},
             (1,),
             UnsupportedError,
-            "torch's iterator is used: the dataset is a datapipe",
+            "does not support torch's iterator, which is used here: the dataset is a datapipe",
         ),
     ],
 )

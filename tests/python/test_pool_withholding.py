@@ -179,7 +179,7 @@ def test_unavailable_leaf_raises_when_read(pool: PoolProcesses) -> None:
     iterator, batch = first_withheld(loader, model)
     iterator.source._client.stop()
     worker.end()
-    with pytest.raises(PenstockError, match="let go of its workers"):
+    with pytest.raises(PenstockError, match="released its workers"):
         batch["image"].sum()
     assert batch["image"].shape == (8, 3, 64, 64)
     del iterator

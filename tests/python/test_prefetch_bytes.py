@@ -113,11 +113,15 @@ def test_prefetch_factor_still_bounds_the_batches() -> None:
 @pytest.mark.parametrize(
     ("options", "kind", "words"),
     [
-        ({"prefetch_bytes": 0, "num_workers": 1}, ValueError, "prefetch_bytes is 0; at least 1"),
-        ({"prefetch_bytes": -5, "num_workers": 1}, ValueError, "prefetch_bytes is -5"),
-        ({"prefetch_bytes": 1e6, "num_workers": 1}, TypeError, "prefetch_bytes is 1000000.0"),
-        ({"prefetch_bytes": True, "num_workers": 1}, TypeError, "prefetch_bytes is True"),
-        ({"prefetch_bytes": 100}, ValueError, "nothing is prefetched"),
+        ({"prefetch_bytes": 0, "num_workers": 1}, ValueError, "prefetch_bytes must be >= 1, got 0"),
+        ({"prefetch_bytes": -5, "num_workers": 1}, ValueError, "must be >= 1, got -5"),
+        (
+            {"prefetch_bytes": 1e6, "num_workers": 1},
+            TypeError,
+            "an int >= 1 or None, got 1000000.0",
+        ),
+        ({"prefetch_bytes": True, "num_workers": 1}, TypeError, "an int >= 1 or None, got True"),
+        ({"prefetch_bytes": 100}, ValueError, "requires workers, which prefetch"),
     ],
 )
 def test_invalid_prefetch_bytes_is_rejected(

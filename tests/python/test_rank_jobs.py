@@ -54,4 +54,4 @@ def test_error_names_missing_rank(tmp_path: Path) -> None:
     done = torchrun(tmp_path, 2, absent=1, wait_s=4)
     assert done.returncode != 0
     assert "rank 0 of 2 has waited" in done.stderr
-    assert "s for rank 1 to begin an epoch of its loader with ranks=Ranks(" in done.stderr
+    assert "s for rank 1 to start an epoch of its loader with ranks=Ranks(" in done.stderr

@@ -70,12 +70,14 @@ def test_announcement_is_scoped_to_its_run_id(job: None, monkeypatch: pytest.Mon
 
 
 def test_announce_pool_without_process_group_raises() -> None:
-    with pytest.raises(RankError, match="no other ranks to tell; call init_process_group"):
+    with pytest.raises(RankError, match="requires other ranks, .*; call init_process_group"):
         penstock.announce_pool(ADDRESS)
 
 
 def test_announce_pool_rejects_invalid_address(job: None) -> None:
-    with pytest.raises(ValueError, match="given '10.1.2.3:7000'; the address of a controller"):
+    with pytest.raises(
+        ValueError, match="requires the address of a controller, .*, got '10.1.2.3:7000'"
+    ):
         penstock.announce_pool("10.1.2.3:7000")
 
 

@@ -264,7 +264,7 @@ class Stream(IterableDataset[int]):
         ({"global_batch_size": 1}, "global_batch_size must be 2 or more, got 1"),
         ({"batch_size": 4}, "batch_size is 4 and global_batch_size is 12; give"),
         ({"remainder": "keep"}, "remainder must be one of 'pad', 'drop', 'uneven', got"),
-        ({"seeding": "batch"}, r"seeding is 'batch' with ranks=Ranks\("),
+        ({"seeding": "batch"}, r"seeding must be 'sample' with ranks=Ranks\(.*, got 'batch'"),
         ({"rank": 2}, "rank must be from 0 to world_size - 1, got rank=2 and world_size=2"),
         ({"sampler": iter([0]), "shuffle": None}, "the list_iterator has no length"),
     ],

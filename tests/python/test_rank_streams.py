@@ -189,14 +189,14 @@ def test_merging_inconsistent_states_is_rejected() -> None:
     list(itertools.islice(iterator, 2))
     later = ranks[1].state_dict()
     for states, message in [
-        ([], "no state"),
-        ([{}], "not a result of a loader's state_dict"),
+        ([], "requires a state, got none"),
+        ([{}], "must be a result of a loader's state_dict"),
         (two[:1], "the state of rank 1 of 2 is missing"),
-        ([two[0], two[0]], "rank 0 of 2, rank 0 of 2; one state of each rank"),
-        (mixed, r"of different steps, by rank \[2, 1\]"),
+        ([two[0], two[0]], "one from each rank .*rank 0 of 2, rank 0 of 2"),
+        (mixed, r"after different steps, by rank \[2, 1\]"),
         ([two[0], states_after([2, 2], other, 2)[1]], "differ in built"),
         ([two[0], later], "differ in epoch"),
-        ([two[0], ended], r"states \[1\] are between epochs and the others in the middle"),
+        ([two[0], ended], r"states \[1\] were saved between epochs and the others in the middle"),
     ]:
         with pytest.raises(ValueError, match=message):
             merge_states(states)
@@ -205,7 +205,7 @@ def test_merging_inconsistent_states_is_rejected() -> None:
 def test_state_without_the_shards_of_a_rank_is_rejected() -> None:
     dataset = Uneven([9] * 4)
     two = states_after([2, 2], dataset, 2)
-    with pytest.raises(ValueError, match=r"that of rank 0 of 2.*merge_states\(\)"):
+    with pytest.raises(ValueError, match=r"is from rank 0 of 2.*merge_states\(\)"):
         loaders(dataset, 2)[1].load_state_dict(two[0])
     with pytest.raises(ValueError, match="this is rank 0 of 4"):
         loaders(dataset, 4)[0].load_state_dict(two[0])
@@ -224,13 +224,13 @@ class Pipe(IterDataPipe[int]):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"shards": None}, "without shards; pass shards=N"),
-        ({"shards": 1}, "shards is 1 and there are 2 ranks, so that some would have none"),
+        ({"shards": None}, "got shards=None; pass shards=N"),
+        ({"shards": 1}, "shards must be at least 2, one for each rank, got 1"),
         ({"global_batch_size": 4}, "give the batch_size of one rank"),
         ({"remainder": "pad"}, "whose samples cannot be read twice, got 'pad'"),
-        ({"seeding": "worker"}, r"seeding is 'worker' with ranks=Ranks\("),
-        ({"seeding": "sample"}, "whose samples have no places in an order"),
-        ({"in_order": False}, r"in_order is False with ranks=Ranks\("),
+        ({"seeding": "worker"}, r"seeding must not be 'worker' with ranks=Ranks\("),
+        ({"seeding": "sample"}, "whose samples have no positions in an order"),
+        ({"in_order": False}, r"in_order must be True with ranks=Ranks\("),
         ({"dataset": Pipe()}, "does not support datapipes"),
     ],
 )

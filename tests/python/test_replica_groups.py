@@ -210,12 +210,12 @@ def test_invalid_replica_group_is_rejected(
 
 
 def test_replica_group_needs_workers_or_a_pool(alone: None) -> None:
-    with pytest.raises(ValueError, match="num_workers is 0, so that nobody makes the batches"):
+    with pytest.raises(ValueError, match="requires workers, which make the batches"):
         iter(DataLoader(range(4), ranks=Ranks(replica_group=[0])))
 
 
 def test_sharded_replica_group_needs_rank_and_world_size(alone: None) -> None:
-    with pytest.raises(ValueError, match=r"must be given with replica_group and remainder, got"):
+    with pytest.raises(ValueError, match=r"are required with replica_group and remainder, got"):
         Ranks(replica_group=[0], remainder="drop")
     own_order = DataLoader(range(4), num_workers=1, ranks=Ranks(replica_group=[0]))
     assert not own_order.shard_by_rank and own_order.replica_group == (0,)
@@ -228,5 +228,5 @@ def test_iterable_dataset_is_rejected_in_replica_group(alone: None) -> None:
         def __iter__(self) -> Iterator[int]:
             return iter(range(4))
 
-    with pytest.raises(UnsupportedError, match="Numbers is an IterableDataset, whose shards end"):
+    with pytest.raises(UnsupportedError, match="got the IterableDataset Numbers, whose batches"):
         iter(DataLoader(Numbers(), num_workers=1, ranks=Ranks(replica_group=[0])))

@@ -108,4 +108,4 @@ def test_report_before_any_step_has_no_advice() -> None:
     report = DataLoader(Samples()).report()
 
     assert report.limit == "" and report.advice == ""
-    assert "no step yet" in str(report)
+    assert "no steps yet" in str(report)

@@ -272,13 +272,13 @@ def test_uncopyable_dataset_raises_at_batches_of_its_shard() -> None:
 @pytest.mark.parametrize(
     ("dataset", "options", "kind", "words"),
     [
-        (Augmented(), {"seeding": "x"}, ValueError, "seeding is 'x'; 'worker'"),
-        (Augmented(), {"seeding": True}, ValueError, "seeding is True"),
+        (Augmented(), {"seeding": "x"}, ValueError, "any batch size), got 'x'"),
+        (Augmented(), {"seeding": True}, ValueError, "any batch size), got True"),
         (Augmented(), {"shards": 2, "seeding": "batch"}, ValueError, "is read by index"),
-        (Shard(), {"shards": 2}, ValueError, "without seeding='batch'"),
-        (Shard(), {"shards": 0, "seeding": "batch"}, ValueError, "shards is 0; at least 1"),
-        (Shard(), {"shards": 2.0, "seeding": "batch"}, TypeError, "shards is 2.0; a positive int"),
-        (Shard(), {"shards": True, "seeding": "batch"}, TypeError, "shards is True"),
+        (Shard(), {"shards": 2}, ValueError, "shards=2 requires seeding='batch'"),
+        (Shard(), {"shards": 0, "seeding": "batch"}, ValueError, "shards must be >= 1, got 0"),
+        (Shard(), {"shards": 2.0, "seeding": "batch"}, TypeError, "an int >= 1 or None, got 2.0"),
+        (Shard(), {"shards": True, "seeding": "batch"}, TypeError, "an int >= 1 or None, got True"),
     ],
 )
 def test_invalid_seeding_options_are_rejected(
@@ -308,7 +308,7 @@ def test_changing_seeding_restarts_persistent_workers() -> None:
 
 
 def test_datapipes_cannot_be_seeded_by_batch() -> None:
-    with pytest.raises(ValueError, match="seeding is 'batch' but the dataset is a datapipe"):
+    with pytest.raises(ValueError, match="seeding must be None for a datapipe, .*, got 'batch'"):
         DataLoader(IterableWrapper([1, 2]), seeding="batch")
 
 

@@ -781,7 +781,7 @@ def test_a_list_of_another_form_is_refused_by_its_place(place: Any, value: Any) 
 def test_a_list_with_another_part_is_refused() -> None:
     _, state = begun(DataLoader(Corrupt(COUNT, BAD), 4, **SKIP), 1)
     state["skipped"]["samples"][0]["more"] = 1
-    with pytest.raises(ValueError, match="without other parts"):
+    with pytest.raises(ValueError, match="without other keys"):
         DataLoader(Corrupt(COUNT, BAD), 4, **SKIP).load_state_dict(state)
 
 

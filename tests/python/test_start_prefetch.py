@@ -409,10 +409,10 @@ class Scaled(torch.nn.Module):
 
 
 def test_start_prefetch_without_workers_raises() -> None:
-    with pytest.raises(UnsupportedError, match="with num_workers=0 and no pool, where a batch is"):
+    with pytest.raises(UnsupportedError, match="got num_workers=0 and no pool, with which each"):
         DataLoader(Counted()).start_prefetch()
     pipe = torch.utils.data.datapipes.map.SequenceWrapper([1, 2])
-    with pytest.raises(UnsupportedError, match="the dataset is a datapipe"):
+    with pytest.raises(UnsupportedError, match="does not support datapipes"):
         DataLoader(pipe, num_workers=1).start_prefetch()
 
 
@@ -420,7 +420,7 @@ def test_start_prefetch_mid_epoch_raises() -> None:
     loader = DataLoader(Counted(), 4, num_workers=1)
     iterator = iter(loader)
     next(iterator)
-    with pytest.raises(ValueError, match="is in the middle of an epoch"):
+    with pytest.raises(ValueError, match="no iterator of this loader is in the middle of an epoch"):
         loader.start_prefetch()
     del iterator
     loader.start_prefetch()

@@ -56,11 +56,11 @@ def test_foreign_or_newer_state_is_rejected() -> None:
     loader = DataLoader(Counted(), batch_size=4)
     error = error_of(lambda: loader.load_state_dict({"_snapshot": {}}))
     assert type(error) is ValueError
-    assert "the keys ['_snapshot'], which are not those" in str(error)
+    assert "of penstock's DataLoader, got the keys ['_snapshot']" in str(error)
     state = {**loader.state_dict(), "version": 99}
     error = error_of(lambda: loader.load_state_dict(state))
     assert type(error) is ValueError
-    assert "version 99 and this penstock reads versions 1 to 3" in str(error)
+    assert "version 99, but this penstock supports versions 1 to 3" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_foreign_or_newer_state_is_rejected() -> None:
             DataLoader(Counted(), num_workers=2, in_order=False, ranks=Ranks(rank=0, world_size=1)),
             "set in_order=True",
         ),
-        (DataLoader(IterableWrapper(range(3))), "the dataset is a datapipe"),
+        (DataLoader(IterableWrapper(range(3))), "does not support datapipes"),
     ],
     ids=["ranks in free order", "datapipe"],
 )
@@ -113,7 +113,7 @@ def test_non_dict_state_raises_type_error(state: Any) -> None:
 def test_empty_state_warns_and_starts_a_new_epoch() -> None:
     loader = DataLoader(Counted(), batch_size=4)
     with pytest.warns(
-        UserWarning, match="empty dictionary, so the loader begins a new epoch"
+        UserWarning, match="empty dictionary, so the loader starts a new epoch"
     ) as said:
         loader.load_state_dict({})
     assert said[0].filename == __file__

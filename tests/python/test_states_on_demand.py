@@ -403,7 +403,7 @@ def test_worker_that_sends_no_state_times_out() -> None:
     )
     loader.state_dict()
     list(loader)
-    with pytest.raises(RuntimeError, match=r"after 2 seconds, in which workers \[0, 1\] did not"):
+    with pytest.raises(RuntimeError, match=r"after 2 seconds: workers \[0, 1\] did not report"):
         iter(loader)
 
 

@@ -49,10 +49,10 @@ def test_stats_are_formatted_as_sentences() -> None:
         "of that time",
         "  workers spent 21.5 ms on a batch, 5 ms of it on calls that offload() moved, in 8 "
         "batches",
-        "  1 batches are here and 3 are asked for",
+        "  1 batches are ready and 3 are requested",
         "  a step took 400 ms: 100 ms (25 %) computing, 0 µs (0 %) in the loader, and waiting for "
         "the dataset 250 ms (62 %), the batch whose turn it is 50 ms (12 %)",
-        "  2 were copied, because the program holds many others",
+        "  2 were copied, because the program holds many other batches",
     ]
     unwatched = dataclasses.replace(counted, ledger=StepTimes())
     assert "trainer waited 0 %" in str(unwatched)

@@ -269,4 +269,4 @@ def test_step_times_accumulate_and_can_be_subtracted() -> None:
 
 
 def test_step_times_before_any_step_say_none_counted() -> None:
-    assert str(DataLoader(Timed(4)).stats().ledger) == "no step has been counted"
+    assert str(DataLoader(Timed(4)).stats().ledger) == "no steps have been counted"

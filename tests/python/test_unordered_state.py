@@ -408,7 +408,7 @@ def test_adjusted_unordered_state_is_rejected(held: Callable[..., Held]) -> None
     loader: Any = DataLoader(held(), batch_size=None)
     error = error_of(lambda: loader.load_state_dict(state))
     assert type(error) is ValueError
-    assert "is 4 and 5 batches were delivered, out of turn" in str(error)
+    assert "is 4 but 5 batches were delivered, out of order" in str(error)
 
 
 def test_requesting_a_state_does_not_change_the_stream() -> None:

@@ -83,9 +83,9 @@ def test_variable_sets_pool_of_loader_with_workers(
 @pytest.mark.parametrize(
     ("dataset", "options", "words"),
     [
-        (Augmented(4), {}, "num_workers=0 asks for batches that this process makes, with its own"),
-        (Augmented(4), {"num_workers": "auto", "seeding": "batch"}, "num_workers is 'auto'"),
-        (Augmented(4), {"num_workers": 1, "seeding": "worker"}, "seeding is 'worker'"),
+        (Augmented(4), {}, "num_workers=0 requests batches that this process makes with its"),
+        (Augmented(4), {"num_workers": "auto", "seeding": "batch"}, "num_workers='auto' chooses"),
+        (Augmented(4), {"num_workers": 1, "seeding": "worker"}, "seeding='worker' makes"),
         (Stateful(4), {"num_workers": 1}, "Stateful has a state_dict"),
         (Pipe(), {"num_workers": 1}, "the dataset is a datapipe"),
     ],
@@ -156,13 +156,15 @@ def test_unsendable_batches_are_made_in_process(
     expected = digests(DataLoader(Augmented(12), pool="", **options))
     torch.manual_seed(7)
     loader = DataLoader(Augmented(12), pool=Pool(None, code_paths=[CODE]), **options)
-    with pytest.warns(PoolWarning, match=r"names.* come from this process: .*OrderedD"):
+    with pytest.warns(PoolWarning, match=r"names.* are made by this process: .*OrderedD"):
         assert digests(loader) == expected
 
 
 def test_invalid_variable_address_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_POOL", "alpha:7000")
-    with pytest.raises(ValueError, match="variable PENSTOCK_POOL is 'alpha:7000'; .*tcp://host"):
+    with pytest.raises(
+        ValueError, match="variable PENSTOCK_POOL must be .*tcp://host:7000', got 'alpha:7000'"
+    ):
         DataLoader(Augmented(4))
 
 
@@ -175,10 +177,10 @@ def test_address_without_host_or_port_is_rejected(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An address without a port was rejected only by iter()."""
-    with pytest.raises(ValueError, match="the address of a controller is expected, as in"):
+    with pytest.raises(ValueError, match="must be the address of a controller, such as"):
         DataLoader(Augmented(4), pool=address)
     monkeypatch.setenv("PENSTOCK_POOL", address)
-    with pytest.raises(ValueError, match="the address of a controller is expected, as in"):
+    with pytest.raises(ValueError, match="must be the address of a controller, such as"):
         DataLoader(Augmented(4), num_workers=1)
 
 
@@ -300,7 +302,9 @@ def test_unsendable_batches_are_made_by_local_workers(variable: str, case: str) 
     assert served.pool == variable
     if case == "prefetch":
         served.start_prefetch()
-    with pytest.warns(PoolWarning, match=r"names.* come from workers of this process: .*OrderedD"):
+    with pytest.warns(
+        PoolWarning, match=r"names.* are made by workers of this process: .*OrderedD"
+    ):
         found = [digests(served)]
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -97,10 +97,8 @@ def test_batches_of_a_dead_worker_are_made_by_the_others(tmp_path: Path) -> None
     assert_same(batches, 100)
     told = [str(one.message) for one in caught if one.category is PoolWarning]
     assert len(told) == 2
-    assert all(
-        "was killed by SIGKILL; the others make the batches that it owed" in text for text in told
-    )
-    assert "and are 1 now" in told[1]
+    assert all("was killed by SIGKILL; the remaining workers (" in text for text in told)
+    assert "(1) make its unfinished batches" in told[1]
     assert {one.filename for one in caught if one.category is PoolWarning} == {__file__}
 
 

@@ -523,5 +523,5 @@ def test_program_without_a_device_gets_plain_tensors() -> None:
 def test_device_auto_rejects_datapipes() -> None:
     from torch.utils.data.datapipes.iter import IterableWrapper
 
-    with pytest.raises(ValueError, match="device is 'auto' but the dataset is a datapipe"):
+    with pytest.raises(ValueError, match="device must be None for a datapipe, .*, got 'auto'"):
         penstock.DataLoader(IterableWrapper([1, 2]), device="auto")

@@ -125,9 +125,8 @@ class Recaller:
         """
         if os.getpid() != self._owner_pid:
             raise PenstockError(
-                f"a tensor of {name} had stayed with its worker and was read in another process "
-                f"than the loader's; read it before the process forks, for instance by "
-                f"tensor.clone()"
+                f"a tensor of {name} was not sent and was read in another process than the "
+                f"loader's; read it before the process forks, for instance by tensor.clone()"
             )
         try:
             self._client.recall(origin)
@@ -143,9 +142,9 @@ class Recaller:
                     check()
         except ClosedError as error:
             raise PenstockError(
-                f"a tensor of {name} had stayed with its worker, and the loader has let go of its "
-                f"workers before the program read it ({error}); read it while the loader lives, or "
-                f'pass cut="none" to penstock.offload'
+                f"a tensor of {name} was not sent, and the loader released its workers before the "
+                f"program read it ({error}); read it while the loader exists, or pass "
+                f'cut="none" to penstock.offload'
             ) from error
         except BaseException:
             self._client.forget_recall(origin)

@@ -482,11 +482,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         multiprocessing_context: Any,
     ) -> None:
         if timeout < 0:
-            raise ValueError(f"timeout is {timeout}; seconds, or 0 for none, are expected")
+            raise ValueError(f"timeout must be a number of seconds, or 0 for none, got {timeout}")
         if prefetch_factor is None:
             prefetch_factor = DEFAULT_PREFETCH_FACTOR
         if type(prefetch_factor) is not int or prefetch_factor < 1:
-            raise ValueError(f"prefetch_factor is {prefetch_factor!r}; 1 or more is expected")
+            raise ValueError(f"prefetch_factor must be an int >= 1, got {prefetch_factor!r}")
         self.timeout = timeout
         self.prefetch_factor = prefetch_factor
         vars(self)["persistent_workers"] = persistent_workers  # torch forbids assignment
@@ -933,8 +933,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         check_has_state(self)
         if not isinstance(state_dict, Mapping):
             raise TypeError(
-                f"load_state_dict() was given {state_dict!r}; the dictionary that state_dict() "
-                f"returned is expected; see under which name the checkpoint has it"
+                f"load_state_dict() requires a dictionary that state_dict() returned, got "
+                f"{state_dict!r}; check under which name the checkpoint stores it"
             )
         if state_dict:
             state_dict = part_of_rank(self, dict(state_dict))
@@ -943,8 +943,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             self._skipped_samples.load(state_dict)
         else:
             warn(
-                "load_state_dict() was given an empty dictionary, so the loader begins a new epoch "
-                "at its first batch; pass a result of state_dict() to go on from there",
+                "load_state_dict() received an empty dictionary, so the loader starts a new epoch "
+                "at its first batch; pass a result of state_dict() to resume",
                 UserWarning,
             )
         self._wants_states = True
@@ -1026,8 +1026,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _fall_back(self, reason: str) -> BaseIterator:
         if os.environ.get("PENSTOCK_FALLBACK") == "error":
             raise FallbackError(
-                f"torch's iterator would be used here: {reason}; PENSTOCK_FALLBACK is set to "
-                f"'error'; unset it to allow that"
+                f"torch's iterator would be used here ({reason}), but PENSTOCK_FALLBACK=error "
+                f"forbids that; unset it to permit torch's iterator"
             )
         self._fallback_reason = reason
         self._iterator_kind = "fallback"
@@ -1137,4 +1137,4 @@ def _end_iterator(iterator: Any) -> None:
 
 
 def _refuse_closed(call: str) -> NoReturn:
-    raise ClosedError(f"{call} needs an open DataLoader, and this one is closed; make a new one")
+    raise ClosedError(f"{call} requires an open DataLoader, but this one is closed; make a new one")

@@ -127,6 +127,6 @@ class Delivery(NamedTuple):
 
 def _refuse_leaf(*leaf: torch.Tensor) -> NoReturn:
     raise PenstockError(
-        "a worker left out leaves of a batch though nothing allowed it to; trainer and "
-        "workers must run the same version of penstock"
+        "a worker omitted tensors of a batch without permission; trainer and workers must run the "
+        "same version of penstock"
     )

@@ -59,10 +59,10 @@ def staged_device(device: torch.device | str | int | None) -> torch.device | Non
         return _cuda(device, wanted)
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None or accelerator.type != wanted.type:
-        there = "no other device" if accelerator is None else f"{accelerator.type} devices"
+        there = "no device" if accelerator is None else f"{accelerator.type} devices"
         raise UnsupportedError(
-            f"device={device!r} was asked for, but torch finds {there} here beside the CPU; pass "
-            f"one that is there, or device=None"
+            f"device={device!r} is not available: torch finds {there} besides the CPU; pass an "
+            f"available device, or device=None"
         )
     if wanted.index is None:
         return torch.device(wanted.type, torch.accelerator.current_device_index())
@@ -72,8 +72,8 @@ def staged_device(device: torch.device | str | int | None) -> torch.device | Non
 def _cuda(device: torch.device | str | int, wanted: torch.device) -> torch.device:
     if not torch.cuda.is_available():
         raise UnsupportedError(
-            f"device={device!r} was asked for, but torch finds no CUDA device here "
-            f"({_cuda_error()}); pass device=None or run where there is one"
+            f"device={device!r} is not available: torch finds no CUDA device ({_cuda_error()}); "
+            f"pass device=None, or use a machine with a CUDA device"
         )
     if wanted.index is None:
         return torch.device("cuda", torch.cuda.current_device())
@@ -85,10 +85,10 @@ def _counted(
 ) -> torch.device:
     if wanted.index >= device_count:
         kind = wanted.type
-        there = f"{kind}:0 alone" if device_count == 1 else f"{kind}:0 to {kind}:{device_count - 1}"
+        there = f"only {kind}:0" if device_count == 1 else f"{kind}:0 to {kind}:{device_count - 1}"
         raise UnsupportedError(
-            f"device={device!r} was asked for, but torch finds {there} here; pass one that is "
-            f"there, or device=None"
+            f"device={device!r} is not available: torch finds {there}; pass an available device, "
+            f"or device=None"
         )
     return wanted
 
@@ -99,7 +99,7 @@ def _cuda_error() -> str:
         torch.cuda.init()
     except (AssertionError, RuntimeError) as err:
         return str(err).partition("\n")[0]
-    return "it counts 0"
+    return "its device count is 0"
 
 
 def move_batch(batch: Any, device: torch.device) -> Any:

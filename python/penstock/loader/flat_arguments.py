@@ -78,15 +78,15 @@ def _read_ranks(
     group = ranks_of(replica_group)
     if shard_by_rank and group is not None and others.get("rank") is None:
         raise ValueError(
-            f"shard_by_rank and replica_group={list(group)} were given without rank and "
-            f"world_size; with a replica_group they count groups, so pass both, as in "
+            f"rank and world_size are required with shard_by_rank and "
+            f"replica_group={list(group)}, where they count groups; pass both, as in "
             f"rank=mesh.get_local_rank('dp'), world_size=mesh['dp'].size()"
         )
     for name, value in others.items():
         if value is not None and not shard_by_rank:
             raise ValueError(
-                f"{name}={value!r} was given without shard_by_rank=True, where each rank's loader "
-                f"is its own; pass shard_by_rank=True, or leave {name} out"
+                f"{name} requires shard_by_rank=True, got {name}={value!r} without it; pass "
+                f"shard_by_rank=True, or leave {name} out"
             )
     return unchecked(Ranks(), replica_group=group, **others), bool(shard_by_rank)
 

@@ -84,7 +84,7 @@ class Pool:
             )
         if not (self.keys is None or _is_path(self.keys)):
             raise TypeError(
-                f"keys must be a path or None, got {self.keys!r}; pass the folder that has this "
+                f"keys must be a path or None, got {self.keys!r}; pass the folder with this "
                 f"trainer's keys"
             )
         if self.code_paths is not None:
@@ -97,7 +97,7 @@ class Pool:
         if type(self.trust_workers) is not bool:
             raise TypeError(
                 f"trust_workers must be a bool, got {self.trust_workers!r}; pass True to unpickle "
-                f"objects that the pool's workers send, which runs code of theirs, or leave it out"
+                f"objects from the pool's workers, which can run arbitrary code, or leave it out"
             )
 
     def __repr__(self) -> str:
@@ -183,8 +183,8 @@ def check_ranks(ranks: Ranks) -> None:
     rank, world_size = _count("rank", ranks.rank), _count("world_size", ranks.world_size)
     if (rank is None) != (world_size is None):
         raise ValueError(
-            f"rank and world_size must be given together, got rank={rank} and "
-            f"world_size={world_size}; give both, or neither for those of this process"
+            f"rank and world_size must be passed together, got rank={rank} and "
+            f"world_size={world_size}; pass both, or neither to use the values of this process"
         )
     if rank is not None and world_size is not None and not 0 <= rank < world_size:
         raise ValueError(
@@ -219,9 +219,9 @@ def _check_group(ranks: Ranks) -> None:
         value = getattr(ranks, name)
         if value is not None and ranks.rank is None:
             raise ValueError(
-                f"rank and world_size must be given with replica_group and {name}, got "
-                f"{name}={value!r} without; pass the number of the group and of all groups, as in "
-                f"rank=mesh.get_local_rank('dp'), world_size=mesh['dp'].size()"
+                f"rank and world_size are required with replica_group and {name}, got "
+                f"{name}={value!r} without them; pass the index of the group and the number of "
+                f"groups, as in rank=mesh.get_local_rank('dp'), world_size=mesh['dp'].size()"
             )
 
 

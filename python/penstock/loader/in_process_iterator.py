@@ -247,28 +247,28 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
         call = f"lookahead({batch_count})"
         if select is not None:
             raise UnsupportedError(
-                f"{call} was asked for values with num_workers=0, where a batch is made when "
-                f"next() is called, and its random numbers would be drawn before the trainer's own "
-                f"numbers if it were made earlier; use num_workers=1 or more"
+                f"{call} cannot return values with num_workers=0: a batch is made when next() is "
+                f"called, and if it were made earlier, its random numbers would be drawn before "
+                f"the trainer's; use num_workers=1 or more"
             )
         if self._dataset_kind != DatasetKind.Map:
             raise UnsupportedError(
-                f"{call} was asked for indices and the dataset is an IterableDataset, which has "
-                f"none; use num_workers=1 or more, and pass select=, which is given the batches"
+                f"{call} cannot return the indices of an IterableDataset, which has none; use "
+                f"num_workers=1 or more, and pass select=, which receives the batches"
             )
         if self._progress.is_finished:
             return []
         recipe = self._recipe()
         if recipe is None:
             raise UnsupportedError(
-                f"{call} was called with num_workers=0 and a sampler that is not torch's own "
-                f"RandomSampler or SequentialSampler in batches; such a sampler is pulled when "
-                f"next() is called, and earlier would be too early; use num_workers=1 or more"
+                f"{call} with num_workers=0 requires batches of torch's RandomSampler or "
+                f"SequentialSampler, since another sampler must not be read before next() is "
+                f"called; use num_workers=1 or more"
             )
         if recipe.shuffle and not self._is_order_drawn:
             raise ValueError(
-                f"{call} was called with num_workers=0 before the first batch of the epoch, when "
-                f"its order is drawn; call it after next(), or use num_workers=1 or more"
+                f"{call} with num_workers=0 requires that the order of the epoch has been drawn, "
+                f"which its first next() does; call it after next(), or use num_workers=1 or more"
             )
         order = self._order or IndexOrder(recipe)
         left_out = [index for index, _ in itertools.islice(self._left_out, batch_count)]

@@ -71,14 +71,14 @@ def check_has_state(loader: LoaderProtocol) -> None:
     """Raise StateUnsupportedError if the loader's place in its stream cannot be determined."""
     if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
         raise StateUnsupportedError(
-            "the dataset is a datapipe, which torch's iterator reads and whose place it does not "
-            "tell; use a map-style or an iterable dataset to have state_dict()"
+            "state_dict() does not support datapipes, since torch's iterator reads them and does "
+            "not report its position; use a map-style or an iterable dataset"
         )
     if is_parallel(loader) and not loader.in_order and loader.shard_by_rank:
         raise StateUnsupportedError(
-            f"in_order is False with {loader._sharding_words}, so each rank gives its steps in an "
-            f"order of its own, and none says where the job is; set in_order=True to have "
-            f"state_dict()"
+            f"state_dict() with {loader._sharding_words} requires in_order=True, got "
+            f"in_order=False, with which each rank delivers its steps in a different order; set "
+            f"in_order=True"
         )
 
 
@@ -222,10 +222,11 @@ def _states_of_shards(loader: LoaderProtocol, progress: Progress) -> list[Any]:
     are_unknown = [state is None for state in states]
     if any(are_unknown) and (progress.begins_in_unknown_state or not _can_repeat(loader, progress)):
         warn(
-            f"state_dict() was called for the first time in the middle of an epoch of workers that "
-            f"had made batches of {type(loader.dataset).__name__} before, so what its state was "
-            f"when the epoch began is not known: a loader that resumes here begins the epoch with "
-            f"the dataset as a new worker has it; call state_dict() once before the first iter()",
+            f"state_dict() was called for the first time in the middle of an epoch whose workers "
+            f"had already made batches of {type(loader.dataset).__name__}, so the dataset's state "
+            f"at the start of the epoch is unknown: a loader that resumes here starts the epoch "
+            f"with the dataset as a new worker has it; call state_dict() once before the first "
+            f"iter()",
             UserWarning,
         )
     elif is_of_map:
@@ -296,8 +297,8 @@ def _raise_failures(state: dict[str, Any]) -> None:
     for part in [*parts, *(shards.get("states") or ()), *(shards.get("before") or ())]:
         if isinstance(part, StateFailure):
             raise RuntimeError(
-                f"state_dict() of the loader needs the states of its dataset and samplers, and "
-                f"{part.text}; have it give a state at any time, or take none of the loader"
+                f"state_dict() of the loader requires the states of its dataset and samplers, but "
+                f"{part.text}; make its state_dict() work at any time, or do not save the loader's"
             )
 
 
@@ -305,21 +306,22 @@ def check_state(loader: LoaderProtocol, state: dict[str, Any]) -> None:
     """Raise ValueError when this loader cannot continue from ``state``."""
     if "built" not in state and _is_torchdata_state(state):
         raise ValueError(
-            "the state is of StatefulDataLoader of torchdata, which keeps other things than "
-            "penstock's DataLoader; finish the epoch with torchdata, or begin a new epoch here "
-            "without load_state_dict(), and save a state_dict() of penstock's from then on"
+            "the state was saved by torchdata's StatefulDataLoader, whose states have other "
+            "contents than those of penstock's DataLoader; finish the epoch with torchdata, or "
+            "start a new epoch here without load_state_dict(), and save the state_dict() of "
+            "penstock's loader from then on"
         )
     if "built" not in state or "generators" not in state:
         raise ValueError(
-            f"the state has the keys {sorted(map(str, state))}, which are not those of a state of "
-            f"penstock's DataLoader; load a result of its state_dict()"
+            f"the state must be a result of state_dict() of penstock's DataLoader, got the keys "
+            f"{sorted(map(str, state))}; load such a result"
         )
     version = state.get("version")
     known = (_VERSION, _VERSION_WITH_SKIPS, _VERSION_OF_SNAPSHOTS)
     if type(version) is not int or version not in known:
         raise ValueError(
-            f"the state is of version {version!r} and this penstock reads versions "
-            f"{_VERSION} to {_VERSION_OF_SNAPSHOTS}; resume it with the penstock that made it"
+            f"the state has version {version!r}, but this penstock supports versions {_VERSION} to "
+            f"{_VERSION_OF_SNAPSHOTS}; resume with the version of penstock that saved it"
         )
     built, now = state["built"], _built(loader)
     check_built(built)
@@ -337,9 +339,9 @@ def check_state(loader: LoaderProtocol, state: dict[str, Any]) -> None:
     for states in (shards["states"], shards.get("before")):
         if states is not None and len(states) != process_count:
             raise ValueError(
-                f"the state has those that {type(loader.dataset).__name__} had in "
-                f"{len(states)} processes, and this loader reads it in {process_count}; "
-                f"resume with num_workers={len(states)}"
+                f"the state contains a state of {type(loader.dataset).__name__} from each of "
+                f"{len(states)} processes, but this loader reads it in {process_count}; resume "
+                f"with num_workers={len(states)}"
             )
     if _is_between_epochs(state):
         return
@@ -347,9 +349,9 @@ def check_state(loader: LoaderProtocol, state: dict[str, Any]) -> None:
     left = _places_left(state)
     if answered_count != left.delivered_count:
         raise ValueError(
-            f"_sampler_iter_yielded is {answered_count} and {left.delivered_count} batches were "
-            f"delivered, out of turn, so which of them to give again is not known; load the state "
-            f"as state_dict() returned it, or save it from a loader with in_order=True"
+            f"_sampler_iter_yielded is {answered_count} but {left.delivered_count} batches were "
+            f"delivered, out of order, so the batches to repeat are unknown; load the state as "
+            f"state_dict() returned it, or save it from a loader with in_order=True"
         )
     if answered_count < 0 or (
         now["kind"] == "iterable"
@@ -357,7 +359,7 @@ def check_state(loader: LoaderProtocol, state: dict[str, Any]) -> None:
         and (len(shards["counts"]) > 1 or shards["states"] is not None)
     ):
         raise ValueError(
-            f"_sampler_iter_yielded is {answered_count} and the shards gave "
+            f"_sampler_iter_yielded is {answered_count} but the shards returned "
             f"{sum(shards['counts'])} batches; load the state as state_dict() returned it"
         )
 
@@ -494,7 +496,7 @@ def _repeated(starts: ShardStarts, delivered_count: int, process_count: int) -> 
     if any(place < 0 for place in repeated):
         raise ValueError(
             f"state['shards']['counts'] has more batches of a process than the {delivered_count} "
-            f"that were given; load the state as state_dict() returned it"
+            f"that were delivered; load the state as state_dict() returned it"
         )
     return repeated
 

@@ -468,7 +468,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
     def _pin_memory_thread(self) -> NativeThread:  # type: ignore[override]
         """Return the stand-in for torch's Python thread of this name, if memory is pinned."""
         if not self._pin_memory:
-            raise AttributeError(f"{type(self).__name__} pins no memory")
+            raise AttributeError(f"{type(self).__name__} does not pin memory")
         return self.source.native_thread
 
     def counters(self) -> dict[str, Any]:
@@ -534,9 +534,9 @@ class _DrawnNatively:
     @staticmethod
     def refuse() -> NoReturn:
         raise UnsupportedError(
-            "_sampler_iter must be advanced or replaced before the first batch is asked for, got "
-            "that after iter(); do so in _BaseDataLoaderIter.__init__ or _reset, or give the "
-            "DataLoader a batch_sampler of your own"
+            "_sampler_iter must be advanced or replaced before the first batch is requested, not "
+            "after iter(); do so in _BaseDataLoaderIter.__init__ or _reset, or give the DataLoader "
+            "a custom batch_sampler"
         )
 
 

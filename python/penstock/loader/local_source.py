@@ -155,9 +155,9 @@ class LocalSource:
             missing.discard(place)
         if missing and 0 < self._timeout_s < waited_s:
             raise RuntimeError(
-                f"DataLoader timed out after {self._timeout_s:g} seconds, in which workers "
-                f"{sorted(missing)} did not tell the state of their dataset, which the next epoch "
-                f"begins with; see what they do with the dataset"
+                f"DataLoader timed out after {self._timeout_s:g} seconds: workers "
+                f"{sorted(missing)} did not report the state of their dataset, which the next "
+                f"epoch needs; check whether the dataset blocks them"
             )
 
     def note(self, event: int, value: Any, extra: Any) -> None:
@@ -185,8 +185,8 @@ class LocalSource:
         process = self.processes[place]
         warn(
             f"DataLoader worker {place} (pid {process.pid}) "
-            f"{self._workers.describe_exit(process)}; the others make the batches "
-            f"that it owed, and are {sum(self._is_active)} now",
+            f"{self._workers.describe_exit(process)}; the remaining workers "
+            f"({sum(self._is_active)}) make its unfinished batches",
         )
 
     def check(self) -> None:
@@ -324,9 +324,10 @@ class LocalWorkers:
         if found is not None:
             add_note(
                 error,
-                f"{found.path}, a {type(found.value).__qualname__}, cannot be pickled, and the "
-                f"workers are fresh processes (multiprocessing_context): make it in the worker, "
-                f"when it is first used, or leave it out of __getstate__",
+                f"{found.path}, a {type(found.value).__qualname__}, cannot be pickled, but the "
+                f"workers are new processes (multiprocessing_context), which receive it in a "
+                f"pickle; create it in the worker at its first use, or leave it out of "
+                f"__getstate__",
             )
 
     def raise_lost(self, lost: list[Any]) -> NoReturn:
@@ -354,9 +355,9 @@ class LocalWorkers:
         process.join(timeout=STATUS_INTERVAL_S)
         code = process.exitcode
         if code is None:
-            return "hung up and has not ended"
+            return "closed its connection but has not ended"
         if code >= 0:
-            return f"ended with status {code}"
+            return f"ended with exit code {code}"
         return f"was killed by {signal.Signals(-code).name}"
 
     def end(self) -> None:

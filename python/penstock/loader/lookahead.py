@@ -81,8 +81,8 @@ class LooksAhead:
         check_arguments(batch_count, select)
         if not self._in_order:
             raise UnsupportedError(
-                f"lookahead({batch_count}) was called with in_order=False, where the next batch is "
-                f"whichever comes first and nobody knows it; make the loader with in_order=True"
+                f"lookahead({batch_count}) requires in_order=True, got in_order=False, with which "
+                f"the next batch cannot be known; make the loader with in_order=True"
             )
         if self._progress.is_finished or self._shutdown:
             return []
@@ -96,8 +96,8 @@ class LooksAhead:
     def _indices_ahead(self, batch_count: int) -> list[Any]:
         if self._dataset_kind == DatasetKind.Iterable:
             raise UnsupportedError(
-                f"lookahead({batch_count}) was asked for indices and the dataset is an "
-                f"IterableDataset, which has none; pass select=, which is given the batches"
+                f"lookahead({batch_count}) cannot return the indices of an IterableDataset, which "
+                f"has none; pass select=, which receives the batches"
             )
         if self._order is not None:
             return indices_from(self._order, self._progress.answered_count, batch_count)
@@ -146,9 +146,9 @@ class LooksAhead:
         factor = int(self._prefetch_factor)
         if batch_count > factor * worker_count:
             raise ValueError(
-                f"lookahead({batch_count}) was called, but only the next {factor * worker_count} "
-                f"batches are sure to be asked for (prefetch_factor={factor} and {who}); raise "
-                f"prefetch_factor to {-(-batch_count // worker_count)}, or look less far ahead"
+                f"lookahead({batch_count}) must not exceed the {factor * worker_count} batches "
+                f"that are certain to be requested (prefetch_factor={factor} and {who}); raise "
+                f"prefetch_factor to {-(-batch_count // worker_count)}, or look fewer batches ahead"
             )
 
     def _guaranteed_workers(self) -> tuple[int, str]:
@@ -163,12 +163,12 @@ def look_ahead(loader: LoaderProtocol, iterator: Any, batch_count: int, select: 
         if loader._progress is not None and loader._progress.is_finished:
             return []
         raise ValueError(
-            f"lookahead({batch_count}) was called and nothing iterates over this loader; call it "
-            f"within the for loop, or after iter(loader) while the iterator is kept"
+            f"lookahead({batch_count}) requires an iterator of this loader in use; call it within "
+            f"the for loop, or after iter(loader) while the iterator is kept"
         )
     if not hasattr(iterator, "lookahead"):
         raise UnsupportedError(
-            f"lookahead({batch_count}) was called where torch's iterator is used: "
+            f"lookahead({batch_count}) does not support torch's iterator, which is used here: "
             f"{loader._fallback_reason}; use another dataset to look ahead"
         )
     found: list[Any] = iterator.lookahead(batch_count, select)
@@ -178,17 +178,13 @@ def look_ahead(loader: LoaderProtocol, iterator: Any, batch_count: int, select: 
 def check_arguments(batch_count: Any, select: Any) -> None:
     if type(batch_count) is not int:
         raise TypeError(
-            f"lookahead() was given {batch_count!r} as the number of batches; a positive int is "
-            f"expected"
+            f"the number of batches of lookahead() must be an int >= 1, got {batch_count!r}"
         )
     if batch_count < 1:
-        raise ValueError(
-            f"lookahead() was given {batch_count} as the number of batches; at least 1 is expected"
-        )
+        raise ValueError(f"the number of batches of lookahead() must be >= 1, got {batch_count}")
     if select is not None and not callable(select):
         raise TypeError(
-            f"lookahead() was given {select!r} as select; a function that is given a batch and "
-            f"returns what is wanted of it is expected, or None for the indices"
+            f"select must be a function of a batch, or None for the indices, got {select!r}"
         )
 
 

@@ -106,8 +106,8 @@ def check_options(loader: LoaderProtocol) -> None:
     _check_ranks(loader)
     if type(loader.overlap_epochs) is not bool:
         raise TypeError(
-            f"overlap_epochs is {loader.overlap_epochs!r}; True or False is expected: whether the "
-            f"first batches of the next epoch may be made while one ends"
+            f"overlap_epochs must be a bool, got {loader.overlap_epochs!r}; pass True to have the "
+            f"first batches of the next epoch made while an epoch ends, else False"
         )
 
 
@@ -251,28 +251,27 @@ def check_pool_options(loader: LoaderProtocol) -> None:
     _check_code_paths(loader.code_paths)
     if type(loader.trust_workers) is not bool:
         raise TypeError(
-            f"trust_workers is {loader.trust_workers!r}; True or False is expected: whether "
-            f"pickled objects that a pool's workers send may be unpickled here, which runs code of "
-            f"theirs"
+            f"trust_workers must be a bool, got {loader.trust_workers!r}; pass True to unpickle "
+            f"objects from the pool's workers, which can run arbitrary code, or leave it out"
         )
     if loader.pool is None and loader.replica_group is None:
         return
     if loader.pool is not None and not is_address(loader.pool):
         raise ValueError(
-            f"pool is {loader.pool!r}; the address of a controller is expected, as in "
-            f"'tcp://host:7000'"
+            f"pool must be the address of a controller, such as 'tcp://host:7000', got "
+            f"{loader.pool!r}"
         )
     obstacle = obstacle_to_pool(loader)
     if obstacle is not None:
         name = "pool" if loader.replica_group is None else "replica_group"
         raise ValueError(
-            f"{name}={getattr(loader, name)!r} was given and {obstacle.seen}; {obstacle.remedy}, "
+            f"{name}={getattr(loader, name)!r} cannot be used: {obstacle.seen}; {obstacle.remedy}, "
             f"or leave {name} out"
         )
     if loader.pool is None and loader.num_workers == 0:
         raise ValueError(
-            f"replica_group={loader.replica_group} was given and num_workers is 0, so that nobody "
-            f"makes the batches that these ranks share; give pool=, or num_workers=1 or more"
+            f"replica_group={loader.replica_group} requires workers, which make the batches of "
+            f"these ranks, got num_workers=0; pass pool=, or num_workers=1 or more"
         )
 
 
@@ -280,25 +279,25 @@ def obstacle_to_pool(loader: LoaderProtocol) -> Obstacle | None:
     """Return an option of the loader that no pool can serve, if there is one."""
     if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
         return Obstacle(
-            "the dataset is a datapipe, which only torch's own iterator reads",
+            "the dataset is a datapipe, which only torch's iterator reads",
             "use a map-style or an iterable dataset",
         )
     if isinstance(loader.num_workers, AutomaticCount):
         return Obstacle(
-            "num_workers is 'auto', which chooses a number of processes on this machine, while "
-            "with a pool, it is the pool that grows and shrinks",
-            "pass how many processes of the trainer's own are to serve beside the pool",
+            "num_workers='auto' chooses a number of processes on this machine, but with a pool, it "
+            "is the pool that grows and shrinks",
+            "pass the number of local worker processes to use in addition to the pool",
         )
     if loader.seeding == "worker":
         return Obstacle(
-            "seeding is 'worker', with which the stream depends on which workers there are, and "
-            "those of a pool come and go",
-            "seeding='batch' is expected, which is the default with a pool",
+            "seeding='worker' makes the stream depend on the workers that there are, and the "
+            "workers of a pool change",
+            "pass seeding='batch' (the default with a pool)",
         )
     if loader._dataset_kind == DatasetKind.Map and is_stateful(loader.dataset):
         return Obstacle(
-            f"{type(loader.dataset).__name__} has a state_dict() and is read by index, so that "
-            f"each worker has a state of its own and the stream depends on which there are",
+            f"{type(loader.dataset).__name__} has a state_dict() and is read by index, so each "
+            f"worker has a separate state and the stream depends on the workers that there are",
             "leave the state out of the dataset",
         )
     return None
@@ -314,16 +313,16 @@ def _check_datapipe(loader: LoaderProtocol) -> None:
         is_default = value == default or (name == "seeding" and value == "worker")
         if not (is_cpu or is_default):
             raise ValueError(
-                f"{name} is {value!r} but the dataset is a datapipe, which torch's own iterator "
-                f"reads; leave {name} at {default!r}, or use a map-style or an iterable dataset"
+                f"{name} must be {default!r} for a datapipe, which torch's iterator reads, got "
+                f"{value!r}; leave {name} at {default!r}, or use a map-style or an iterable dataset"
             )
 
 
 def _check_positive(name: str, value: Any) -> None:
     if type(value) is not int:
-        raise TypeError(f"{name} is {value!r}; a positive int or None is expected")
+        raise TypeError(f"{name} must be an int >= 1 or None, got {value!r}")
     if value < 1:
-        raise ValueError(f"{name} is {value}; at least 1 is expected")
+        raise ValueError(f"{name} must be >= 1, got {value}")
 
 
 def _check_snapshots(loader: LoaderProtocol) -> None:
@@ -332,39 +331,40 @@ def _check_snapshots(loader: LoaderProtocol) -> None:
         step_count = operator.index(steps)
     except TypeError:
         raise TypeError(
-            f"snapshot_every_n_steps is {steps!r}; an int of 0 or more is expected, or leave it "
-            f"out for a snapshot after each"
+            f"snapshot_every_n_steps must be an int >= 0, got {steps!r}; leave it out for a "
+            f"snapshot after each step"
         ) from None
     if step_count < 0:
         raise ValueError(
-            f"snapshot_every_n_steps is {steps}; 0 or more is expected, or leave it out for "
-            f"a snapshot after each"
+            f"snapshot_every_n_steps must be >= 0, got {steps}; leave it out for a snapshot after "
+            f"each step"
         )
 
 
 def _check_seeding(loader: LoaderProtocol) -> None:
     if loader.seeding not in (None, "worker", "batch", "sample"):
         raise ValueError(
-            f"seeding is {loader.seeding!r}; 'worker' (torch's random numbers, which is what None "
-            f"means too), 'batch' (the same for any number of workers) or 'sample' (the same for "
-            f"any size of a batch, too) is expected"
+            f"seeding must be 'worker' (torch's random numbers, as with None), 'batch' (the same "
+            f"for any number of workers) or 'sample' (also the same for any batch size), got "
+            f"{loader.seeding!r}"
         )
     is_stream = reads_shards_of_rank(loader)
     if loader.seeding == "worker" and is_stream:
         raise ValueError(
-            f"seeding is 'worker' with {loader._sharding_words}, where random numbers would depend "
-            f"on the number of ranks; leave seeding out, which means 'batch' for an "
-            f"IterableDataset then"
+            f"seeding must not be 'worker' with {loader._sharding_words}, since random numbers "
+            f"would depend on the number of ranks; leave seeding out, which then means 'batch' for "
+            f"an IterableDataset"
         )
     if loader.seeding in ("worker", "batch") and loader.shard_by_rank and not is_stream:
         raise ValueError(
-            f"seeding is {loader.seeding!r} with {loader._sharding_words}, where random numbers "
-            f"would depend on the number of ranks; leave seeding out, which means 'sample' then"
+            f"seeding must be 'sample' with {loader._sharding_words}, got {loader.seeding!r}, with "
+            f"which random numbers would depend on the number of ranks; leave seeding out, which "
+            f"then means 'sample'"
         )
     if loader.seeding == "sample" and loader._dataset_kind == DatasetKind.Iterable:
         raise ValueError(
-            f"seeding is 'sample' and the dataset is the IterableDataset "
-            f"{type(loader.dataset).__name__}, whose samples have no places in an order; pass "
+            f"seeding='sample' requires a map-style dataset, got the IterableDataset "
+            f"{type(loader.dataset).__name__}, whose samples have no positions in an order; pass "
             f"seeding='batch'"
         )
 
@@ -373,34 +373,33 @@ def _check_shards(loader: LoaderProtocol) -> None:
     shards = loader.shards
     if shards is None and reads_shards_of_rank(loader):
         raise ValueError(
-            f"{loader._sharding_words.replace('=', ' is ', 1)} and the dataset is the "
-            f"IterableDataset {type(loader.dataset).__name__}, without shards; pass shards=N, the "
-            f"number of parts that the ranks share out: a multiple of their number shares them "
-            f"evenly"
+            f"{loader._sharding_words} requires shards for the IterableDataset "
+            f"{type(loader.dataset).__name__}, got shards=None; pass shards=N, the number of parts "
+            f"that are distributed among the ranks, evenly if it is a multiple of their number"
         )
     if shards is None:
         return
     _check_positive("shards", shards)
     if reads_shards_of_rank(loader) and shards < loader.world_size:
         raise ValueError(
-            f"shards is {shards} and there are {loader.world_size} ranks, so that some would have "
-            f"none; pass a multiple of {loader.world_size}"
+            f"shards must be at least {loader.world_size}, one for each rank, got {shards}; pass a "
+            f"multiple of {loader.world_size}"
         )
     if reads_shards_of_rank(loader) and not loader.in_order:
         raise ValueError(
-            f"in_order is False with {loader._sharding_words} and an IterableDataset, whose "
-            f"batches come in an order that does not depend on the number of ranks; leave in_order "
+            f"in_order must be True with {loader._sharding_words} and an IterableDataset, whose "
+            f"order of batches does not depend on the number of ranks, got False; leave in_order "
             f"out"
         )
     if loader._dataset_kind != DatasetKind.Iterable:
         raise ValueError(
-            f"shards={shards} was given, but a {type(loader.dataset).__name__} is read by index; "
-            f"shards are for an IterableDataset, leave the option out"
+            f"shards requires an IterableDataset, got shards={shards} and a "
+            f"{type(loader.dataset).__name__}, which is read by index; leave shards out"
         )
     if not is_seeded_by_batch(loader):
         raise ValueError(
-            f"shards={shards} was given without seeding='batch'; with torch's seeding every worker "
-            f"is one shard, so pass seeding='batch' or leave shards out"
+            f"shards={shards} requires seeding='batch', since with torch's seeding each worker is "
+            f"one shard; pass seeding='batch', or leave shards out"
         )
 
 
@@ -408,8 +407,8 @@ def _check_num_workers(loader: LoaderProtocol) -> None:
     """Reject ``num_workers="auto"`` if the stream would depend on the measured number."""
     if isinstance(loader.num_workers, str) and loader.num_workers == AUTO:
         raise ValueError(
-            "num_workers was set to 'auto' after construction; a number is expected there, so make "
-            "the loader with num_workers='auto', or assign a number"
+            "num_workers must be an int when assigned after construction, got 'auto'; make the "
+            "loader with num_workers='auto', or assign a number"
         )
     if not isinstance(loader.num_workers, AutomaticCount):
         return
@@ -417,26 +416,26 @@ def _check_num_workers(loader: LoaderProtocol) -> None:
     name = type(dataset).__name__
     if isinstance(dataset, (IterDataPipe, MapDataPipe)):
         raise ValueError(
-            "num_workers is 'auto' but the dataset is a datapipe, which torch's own iterator "
-            "reads and nothing is measured of; pass a number"
+            "num_workers='auto' does not support datapipes, of which torch's iterator takes no "
+            "measurements; pass a number"
         )
     if not is_seeded_by_batch(loader):
         raise ValueError(
-            f"num_workers is 'auto' with seeding={loader.seeding!r}, where each worker has random "
-            f"numbers of its own, so the stream would depend on how fast the machine was; "
-            f"seeding='batch' is expected with 'auto': pass it, or a number of workers"
+            f"num_workers='auto' requires seeding='batch', got seeding={loader.seeding!r}, with "
+            f"which each worker has different random numbers, so the stream would depend on the "
+            f"speed of the machine; pass seeding='batch', or a number of workers"
         )
     if loader._dataset_kind == DatasetKind.Iterable and loader.shards is None:
         raise ValueError(
-            f"num_workers is 'auto' with shards=None, where each worker reads a shard of the "
-            f"{name} that depends on their number; a fixed number of shards is expected "
-            f"with 'auto': pass shards=N, which is also the most workers that are of use"
+            f"num_workers='auto' requires a fixed number of shards, got shards=None, with which "
+            f"the shard of the {name} that a worker reads depends on the number of workers; pass "
+            f"shards=N, which is also the largest useful number of workers"
         )
     if loader._dataset_kind == DatasetKind.Map and is_stateful(dataset):
         raise ValueError(
-            f"num_workers is 'auto' but {name} has a state_dict() and is read by index, so that "
-            f"each worker has a state of its own and the stream depends on their number; pass a "
-            f"number of workers, or leave the state out of the dataset"
+            f"num_workers='auto' does not support {name}, which has a state_dict() and is read by "
+            f"index, so each worker has a separate state and the stream depends on their number; "
+            f"pass a number of workers, or leave the state out of the dataset"
         )
 
 
@@ -447,8 +446,8 @@ def _check_prefetch_bytes(loader: LoaderProtocol) -> None:
     _check_positive("prefetch_bytes", count)
     if not is_parallel(loader):
         raise ValueError(
-            f"prefetch_bytes={count} was given with num_workers=0, where nothing is prefetched; "
-            f"use workers or leave it out"
+            f"prefetch_bytes={count} requires workers, which prefetch, got num_workers=0; use "
+            f"workers, or leave prefetch_bytes out"
         )
 
 
@@ -456,27 +455,23 @@ def _check_fetch_threads(loader: LoaderProtocol) -> None:
     count = loader.fetch_threads
     if type(count) is not int:
         raise TypeError(
-            f"fetch_threads is {count!r}, of type {type(count).__name__}; an int of 1 or more "
-            f"is expected"
+            f"fetch_threads must be an int >= 1, got {count!r} of type {type(count).__name__}"
         )
     if count < 1:
-        raise ValueError(
-            f"fetch_threads is {count}; a number of threads of 1 or more is expected, and 1 "
-            f"fetches as torch does"
-        )
+        raise ValueError(f"fetch_threads must be >= 1, got {count}; pass 1 to fetch as torch does")
     if count == 1:
         return
     if isinstance(loader.dataset, IterableDataset):
         raise ValueError(
-            f"fetch_threads is {count} but the dataset is the IterableDataset "
-            f"{type(loader.dataset).__name__}, which makes its samples one after the other; "
-            f"leave fetch_threads at 1 and read ahead inside it, or make it a map-style dataset"
+            f"fetch_threads={count} requires a map-style dataset, got the IterableDataset "
+            f"{type(loader.dataset).__name__}, which makes its samples one after the other; leave "
+            f"fetch_threads at 1 and read ahead inside it, or make it a map-style dataset"
         )
     if not loader._auto_collation:
         raise ValueError(
-            f"fetch_threads is {count} but batch_size is None, so each request is one call of "
-            f"the dataset and there is nothing to share out; give a batch_size or a "
-            f"batch_sampler, or leave fetch_threads at 1 and use threads inside the dataset"
+            f"fetch_threads={count} requires batches of samples, got batch_size=None, with which "
+            f"each request is a single call of the dataset; pass a batch_size or a batch_sampler, "
+            f"or leave fetch_threads at 1 and use threads inside the dataset"
         )
 
 
@@ -513,7 +508,7 @@ def _check_on_error(loader: LoaderProtocol) -> None:
     if loader.on_error == "skip" and loader._dataset_kind == DatasetKind.Iterable:
         raise ValueError(
             f"on_error='skip' requires a map-style dataset, got the IterableDataset "
-            f"{type(loader.dataset).__name__}, whose iterator is over once it has raised; handle "
+            f"{type(loader.dataset).__name__}, whose iterator ends when it raises; handle "
             f"exceptions in its __iter__, or leave on_error out"
         )
 
@@ -523,14 +518,15 @@ def _check_code_paths(code_paths: Any) -> None:
         return
     if isinstance(code_paths, (str, bytes)) or not isinstance(code_paths, Sequence):
         raise TypeError(
-            f"code_paths is {code_paths!r}; a list of folders or files is expected, whose modules "
-            f"travel to the pool's workers beside the program's own, or None, for no modules at all"
+            f"code_paths must be a sequence of paths or None, got {code_paths!r}; pass a list of "
+            f"folders and .py files to send to the pool's workers with the modules of the program, "
+            f"or None to send no modules"
         )
     for path in code_paths:
         if not Path(path).exists():
             raise ValueError(
-                f"code_paths names {os.fspath(path)!r}, which is not there; name folders that hold "
-                f"the modules of your own that the dataset needs, or single files"
+                f"code_paths must name existing folders or files, got {os.fspath(path)!r}; list "
+                f"the folders or .py files with the modules that the dataset needs"
             )
 
 

@@ -35,9 +35,9 @@ def _report_seeding() -> None:
     if os.environ.get("RANK", "0") != "0":  # one of several ranks warns
         return
     print(
-        'penstock: batches of a pool have the random numbers of seeding="batch", which are the '
-        "same for any workers; those of torch's workers are others. To have the same stream with "
-        'and without a pool, and not this line, pass seeding="batch"',
+        'penstock: batches of a pool use the random numbers of seeding="batch", which are the same '
+        "for any workers but differ from the numbers of torch's workers. To have the same stream "
+        'with and without a pool, without this message, pass seeding="batch"',
         file=sys.stderr,
         flush=True,
     )
@@ -85,8 +85,9 @@ class PoolIter(LocalPoolIter):
         self._num_workers = 1
         if self._dataset_kind == DatasetKind.Iterable and shards == 1:
             warn(
-                f"{type(loader.dataset).__name__} is read in 1 shard, by one worker of the pool at "
-                f"a time; pass shards=N to DataLoader to have up to N workers read it at once",
+                f"{type(loader.dataset).__name__} is read in 1 shard, by one worker of the pool "
+                f"at a time; pass shards=N to DataLoader to let up to N workers read it "
+                f"concurrently",
             )
 
     def _make_source(

@@ -171,8 +171,8 @@ class PoolSource:
         """Check the workers after a while without events, and name the awaited batch."""
         for worker_id, process in self._own.take_exited().items():
             warn(
-                f"DataLoader's own worker beside the pool, process {process.pid} on this host, "
-                f"ended with {process.exitcode}; others make the batches that it owed",
+                f"a local DataLoader worker, process {process.pid} on this host, ended with exit "
+                f"code {process.exitcode}; other workers make its unfinished batches",
             )
             self._client.lose_own_worker(worker_id)
         if self._replicas is not None:
@@ -205,8 +205,8 @@ class PoolSource:
         heard_at = self._client_cache.controller_heard_at
         if self._client.controller_silence_s is None and heard_at is not None:
             text += (
-                f"; it answered an epoch before this one until {time.monotonic() - heard_at:.0f} s "
-                f"ago, so it may have ended since"
+                f"; it last answered {time.monotonic() - heard_at:.0f} s ago, in an earlier epoch, "
+                f"so it may have ended since"
             )
         return f"{text}{self._pool_remedy}"
 
@@ -379,10 +379,14 @@ class OwnWorkers:
         except EOFError:
             pass
         process.join(timeout=0.1)
-        how = "is still starting" if process.is_alive() else f"ended with {process.exitcode}"
+        how = (
+            "is still starting"
+            if process.is_alive()
+            else f"ended with exit code {process.exitcode}"
+        )
         raise PenstockError(
-            f"a worker of DataLoader's own (num_workers={len(self.processes)}) beside the pool did "
-            f"not come to listen and {how}; see its output on stderr"
+            f"a local DataLoader worker (num_workers={len(self.processes)}) has not opened its "
+            f"port and {how}; see its output on stderr"
         )
 
     def take_exited(self) -> dict[int, Any]:

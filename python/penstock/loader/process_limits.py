@@ -64,8 +64,8 @@ def explain(error: RuntimeError) -> RuntimeError:
         processes = "a process" if count == 1 else f"{count} processes"
         error.args = (
             f"{text.rstrip()} The kernel has killed {processes} because memory ran out since this "
-            f"loader started its workers, most likely this one. Fewer workers, a smaller "
-            f"prefetch_factor or prefetch_bytes need less memory.",
+            f"loader started its workers, probably including this one. Use fewer workers, a "
+            f"smaller prefetch_factor or a smaller prefetch_bytes.",
         )
     return error
 
@@ -94,9 +94,9 @@ def check_can_connect() -> None:
             limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
             raise OSError(
                 error.errno,
-                f"DataLoader cannot connect to the pool's workers: this process may have {limit} "
-                f"files open and a connection takes {_DESCRIPTORS_OF_A_CONNECTION}, for which "
-                f"there is no room; raise the limit (ulimit -n), or close files",
+                f"DataLoader cannot connect to the pool's workers: a connection needs "
+                f"{_DESCRIPTORS_OF_A_CONNECTION} file descriptors, which exceeds the limit of this "
+                f"process, {limit} open files; raise the limit (ulimit -n), or close files",
             ) from error
 
 

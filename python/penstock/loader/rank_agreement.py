@@ -62,14 +62,14 @@ def compare_ranks(loader: LoaderProtocol, facts: dict[str, Any]) -> None:
     store = dist.PrefixStore(f"{prefix}/{number}", store)  # type: ignore[attr-defined]
     store.set(str(job.rank), json.dumps(facts))
     keys = {rank: str(rank) for rank in range(job.world_size)}
-    task = f"begin an epoch of its loader with {loader._sharding_words}"
+    task = f"start an epoch of its loader with {loader._sharding_words}"
     who = f"rank {job.rank} of {job.world_size}"
     check_alike(
         read_of_ranks(store, keys, who=who, task=task),
         (job.rank, facts),
         whose="the ranks",
-        remedy=f"with {loader._sharding_words} all ranks read one order, so build the loaders "
-        f"alike on all ranks",
+        remedy=f"with {loader._sharding_words}, all ranks share one order, so create the loaders "
+        f"with the same arguments on all ranks",
     )
 
 
@@ -126,9 +126,9 @@ def check_replicable(loader: LoaderProtocol) -> None:
     """Raise ``UnsupportedError`` for a loader whose batches cannot be handed on."""
     if loader._dataset_kind != DatasetKind.Map:
         raise UnsupportedError(
-            f"replica_group={loader.replica_group} was given and {type(loader.dataset).__name__} "
-            f"is an IterableDataset, whose shards end when they end; only batches of a map-style "
-            f"dataset can be handed on to other ranks: leave replica_group out"
+            f"replica_group={loader.replica_group} requires a map-style dataset, got the "
+            f"IterableDataset {type(loader.dataset).__name__}, whose batches cannot be forwarded "
+            f"to other ranks because the length of its shards is unknown; leave replica_group out"
         )
 
 

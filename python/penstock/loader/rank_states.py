@@ -57,7 +57,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             if state.get(name) != first.get(name):
                 raise ValueError(
                     f"states {0} and {index} differ in {name}: {_short(first.get(name))} and "
-                    f"{_short(state.get(name))}; merge the states of the ranks of one job, taken "
+                    f"{_short(state.get(name))}; merge the states of the ranks of one job, saved "
                     f"after the same step"
                 )
     merged = copy.deepcopy(dict(first))
@@ -67,8 +67,8 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     shard_count = first["built"]["shards"]
     if sorted(shard_id for one in by_rank for shard_id in one["ids"]) != [*range(shard_count)]:
         raise ValueError(
-            f"the states are of shards {[one['ids'] for one in by_rank]} and the dataset is read "
-            f"in {shard_count}; give the states of the ranks of one job"
+            f"the states are of shards {[one['ids'] for one in by_rank]}, but must be of each of "
+            f"the {shard_count} shards of the dataset once; pass the states of the ranks of one job"
         )
     shards: dict[str, Any] = {"ids": [*range(shard_count)], "rank": None, "last": None}
     for name in _LISTS:
@@ -120,17 +120,17 @@ def part_of_rank(loader: LoaderProtocol, state: dict[str, Any]) -> dict[str, Any
     ids = shards.get("ids")
     if ids is None:
         raise ValueError(
-            "the state is of a loader without ranks=Ranks(...), and does not say whose shards it "
-            "is of; build the loader as it was"
+            "the state was saved by a loader without ranks=Ranks(...), and does not name the rank "
+            "whose shards it describes; build the loader as it was"
         )
     place = (shards["rank"], shards["world_size"])
     if place == (of_rank.rank, of_rank.world_size):
         return state
     if [*ids] != [*range(of_rank.shard_count)]:
         raise ValueError(
-            f"the state is that of rank {place[0]} of {place[1]}, which knows of shards {ids}, and "
-            f"this is rank {of_rank.rank} of {of_rank.world_size}; give penstock.merge_states() "
-            f"the states of all ranks, and load its result"
+            f"the state is from rank {place[0]} of {place[1]} and describes the shards {ids}, but "
+            f"this is rank {of_rank.rank} of {of_rank.world_size}; pass the states of all ranks to "
+            f"penstock.merge_states(), and load its result"
         )
     part = dict(shards)
     for name in _LISTS:
@@ -169,24 +169,24 @@ def opened(state: dict[str, Any]) -> dict[str, Any]:
 
 def _check_kind(states: Sequence[Mapping[str, Any]]) -> None:
     if not states:
-        raise ValueError("merge_states() was given no state; give those of all ranks")
+        raise ValueError("merge_states() requires a state, got none; pass the states of all ranks")
     for index, state in enumerate(states):
         if not isinstance(state, Mapping) or not {"built", "shards", "base_seed"} <= {*state}:
             raise ValueError(
-                f"state {index} of {len(states)} is {_short(state)}, which is not a result of a "
-                f"loader's state_dict(); give the states of all ranks"
+                f"state {index} of {len(states)} must be a result of a loader's state_dict(), got "
+                f"{_short(state)}; pass the states of all ranks"
             )
         if not state["built"].get("shared_by_rank"):
             raise ValueError(
-                f"state {index} of {len(states)} is not of a loader with ranks=Ranks(...) and an "
-                f"iterable dataset; the state of any rank is that of the job then, and there is "
-                f"nothing to merge"
+                f"state {index} of {len(states)} must be from a loader with ranks=Ranks(...) and "
+                f"an iterable dataset; for other loaders, load the state of any rank on all ranks "
+                f"without merging"
             )
     ended = [index for index, state in enumerate(states) if _is_between(state)]
     if 0 < len(ended) < len(states):
         raise ValueError(
-            f"states {ended} are between epochs and the others in the middle of one; take the "
-            f"states of all ranks after the same step"
+            f"states {ended} were saved between epochs and the others in the middle of one; save "
+            f"the states of all ranks after the same step"
         )
 
 
@@ -198,19 +198,19 @@ def _by_rank(shards: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     if len(world_sizes) > 1 or len(by_rank) < len(shards):
         places = [f"rank {one['rank']} of {one['world_size']}" for one in shards]
         raise ValueError(
-            f"the states are of {', '.join(places)}; one state of each rank of one job is expected"
+            f"the states must be one from each rank of one job, got states of {', '.join(places)}"
         )
     missing = [rank for rank in range(max(world_sizes)) if rank not in by_rank]
     if missing:
         raise ValueError(
             f"the state of rank {', '.join(map(str, missing))} of {max(world_sizes)} is missing, "
-            f"and with it the place in that rank's shards; give the states of all ranks"
+            f"and with it the position in that rank's shards; pass the states of all ranks"
         )
     steps = {one["step"] for one in shards}
     if len(steps) > 1 and not shards[0].get("ends_alone"):
         raise ValueError(
-            f"the states are of different steps, by rank "
-            f"{[by_rank[rank]['step'] for rank in sorted(by_rank)]}; take the states of all ranks "
+            f"the states were saved after different steps, by rank "
+            f"{[by_rank[rank]['step'] for rank in sorted(by_rank)]}; save the states of all ranks "
             f"after the same step"
         )
     return [by_rank[rank] for rank in sorted(by_rank)]

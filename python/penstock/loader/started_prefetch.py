@@ -161,22 +161,23 @@ def check_can_start(loader: LoaderProtocol) -> None:
     """
     if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
         raise UnsupportedError(
-            "start_prefetch() was called and the dataset is a datapipe, which torch's own iterator "
-            "reads; use a map-style or an iterable dataset, or leave the call out"
+            "start_prefetch() does not support datapipes, which torch's iterator reads; use a "
+            "map-style or an iterable dataset, or leave the call out"
         )
     if not is_parallel(loader):
         raise UnsupportedError(
-            "start_prefetch() was called with num_workers=0 and no pool, where a batch is made "
-            "when next() is called and nothing can be made before; use num_workers=1 or more, or "
-            "leave the call out"
+            "start_prefetch() requires workers or a pool, got num_workers=0 and no pool, with "
+            "which each batch is made when next() is called; use num_workers=1 or more, or leave "
+            "the call out"
         )
     newest = None if loader._newest_iterator is None else loader._newest_iterator()
     if newest is None or newest is getattr(loader, "_iterator", None):
         return
     if not newest._progress.is_finished and not getattr(newest, "_shutdown", False):
         raise ValueError(
-            "start_prefetch() was called while an iterator of this loader is in the middle of an "
-            "epoch, and state_dict() says where that one is; read it to its end first, or delete it"
+            "start_prefetch() requires that no iterator of this loader is in the middle of an "
+            "epoch, whose position state_dict() returns; read the iterator to its end first, or "
+            "delete it"
         )
 
 

@@ -71,7 +71,7 @@ class Part:
             self.expect(f"a dictionary with {', '.join(map(repr, missing))}")
         unknown = [name for name in self.value if name not in names and name not in may_lack]
         if unknown and may_lack:
-            self.expect(f"a dictionary with no more than {', '.join([*names, *may_lack])}")
+            self.expect(f"a dictionary with only the keys {', '.join([*names, *may_lack])}")
 
     def sequence(self, count: int | None = None) -> list[Part]:
         """Return the parts of a list, or of the tuple that torch.distributed.checkpoint keeps."""
@@ -125,7 +125,7 @@ def check_built(of_state: Any) -> None:
     for name in built.value:
         part = built[name]
         if part.value is not None and type(part.value) not in (bool, int, float, str):
-            part.expect("a number, a text or None")
+            part.expect("a number, a string or None")
 
 
 def _check_left(left: Part, answered_count: int) -> int:
@@ -188,7 +188,7 @@ def _check_sampler(loader: LoaderProtocol, whole: Part, first: int) -> None:
         samplers.dictionary()
         for name in samplers.value:
             if name not in SAMPLERS:
-                samplers.expect(f"a dictionary with no more than {', '.join(SAMPLERS)}")
+                samplers.expect(f"a dictionary with only the keys {', '.join(SAMPLERS)}")
             _check_takes(samplers[name], getattr(loader, name))
     state = whole["_index_sampler_state"]
     of_place = whole["sampler"]
@@ -223,12 +223,12 @@ def _check_skipped(skipped: Part) -> None:
     for sample in skipped["samples"].sequence():
         sample.dictionary("index", *_SKIPPED_TEXTS, *_SKIPPED_COUNTS)
         if len(sample.value) > 1 + len(_SKIPPED_TEXTS) + len(_SKIPPED_COUNTS):
-            sample.expect("a dictionary without other parts")
+            sample.expect("a dictionary without other keys")
         if type(sample["index"].value) not in (int, str):
-            sample["index"].expect("an integer or a text")
+            sample["index"].expect("an integer or a string")
         for name in _SKIPPED_TEXTS:
             if type(sample[name].value) is not str:
-                sample[name].expect("a text")
+                sample[name].expect("a string")
         for name in _SKIPPED_COUNTS:
             sample[name].integer()
 
@@ -266,13 +266,13 @@ def _check_generators(loader: LoaderProtocol, generators: Part) -> None:
 def _check_of_torch(part: Part, scratch: torch.Generator | None) -> None:
     """Try the state on an unused generator; with None, check its form alone."""
     if type(part.value) is not str:
-        part.expect("a text in base64")
+        part.expect("a base64 string")
     try:
         content = bytearray(base64.b64decode(part.value, validate=True))
         if scratch is not None:
             scratch.set_state(torch.frombuffer(content, dtype=torch.uint8))
     except Exception as error:
-        part.expect(f"the state of a generator of torch ({type(error).__name__}: {error})")
+        part.expect(f"the state of a torch generator ({type(error).__name__}: {error})")
 
 
 def _check_of_random(part: Part) -> None:
@@ -283,7 +283,7 @@ def _check_of_random(part: Part) -> None:
     try:
         random.Random().setstate((version.value, tuple(words.value), gauss_next.value))
     except Exception as error:
-        part.expect(f"a state of random.getstate() ({type(error).__name__}: {error})")
+        part.expect(f"a result of random.getstate() ({type(error).__name__}: {error})")
     if gauss_next.value is not None and type(gauss_next.value) is not float:
         gauss_next.expect("a float or None")
 

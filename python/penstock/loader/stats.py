@@ -158,7 +158,7 @@ class LoaderStats:
             end += f"\n  samples were left out of batches {self.skipped_samples} times"
         if not self.batches:
             steps = f"; {self.ledger}" if self.ledger.steps else ""
-            return f"DataLoader ({self.iterator}) has counted no batch{steps}{end}"
+            return f"DataLoader ({self.iterator}) has delivered no batches{steps}{end}"
         moved = (
             f", {1e3 * self.prefix_s / self.batches:.3g} ms of it on calls that offload() moved, "
             f"in {self.boundary_batches} batches"
@@ -170,18 +170,18 @@ class LoaderStats:
             f"{self.batch_bytes / self.batches / 1e6:.3g} MB in {self.ledger.total_s:.3g} s, and "
             f"the trainer waited {format_share(self.ledger.waiting_share)} of that time",
             f"workers spent {1e3 * self.fetch_s / self.batches:.3g} ms on a batch{moved}",
-            f"{self.ready} batches are here and {self.outstanding} are asked for",
+            f"{self.ready} batches are ready and {self.outstanding} are requested",
         ]
         if self.ledger.steps:
             lines.append(str(self.ledger))
         notable = {
-            "were copied, because the program holds many others": self.copied_batches,
-            "came through a socket, for want of shared memory": self.inline_batches,
-            "came after their epoch was left, and were dropped": self.stale_batches,
-            "were made before their epoch began": self.early_batches,
-            "were sent once more, for a tensor that had stayed behind": self.recalled_batches,
-            "had tensors that the device widened": self.device_widened_batches,
-            "have random numbers that cannot be repeated": self.unrepeatable_batches,
+            "were copied, because the program holds many other batches": self.copied_batches,
+            "were sent through a socket, for lack of shared memory": self.inline_batches,
+            "arrived after their epoch had been left, and were dropped": self.stale_batches,
+            "were made before their epoch started": self.early_batches,
+            "were sent again, for a tensor that had been omitted": self.recalled_batches,
+            "had tensors that the device decompressed": self.device_widened_batches,
+            "have random numbers that cannot be reproduced": self.unrepeatable_batches,
         }
         lines += [f"{count} {what}" for what, count in notable.items() if count]
         if self.worker_choice is not None:
@@ -214,7 +214,7 @@ class LoaderReport:
 
     def __str__(self) -> str:
         if self.ledger.steps == 0:
-            return "DataLoader has counted no step yet; ask for a report after an epoch"
+            return "DataLoader has counted no steps yet; request a report after an epoch"
         steps = self.ledger.steps
         lines = [
             f"DataLoader ({self.iterator}) took {steps} steps of "

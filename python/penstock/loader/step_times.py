@@ -29,7 +29,7 @@ PARTS = {
     "device_s": "the copy to the device",
     "order_s": "the batch whose turn it is",
     "ranks_s": "other ranks",
-    "loader_s": "the loader's own work",
+    "loader_s": "the loader",
 }
 WAITING_PARTS = tuple(name for name in PARTS if name not in ("compute_s", "loader_s"))
 _SLOW_SAMPLES_MAX = 8
@@ -108,7 +108,7 @@ class StepTimes(FieldSums):
 
     def __str__(self) -> str:
         if self.steps == 0:
-            return "no step has been counted"
+            return "no steps have been counted"
         step_s, total_s = self.total_s / self.steps, self.total_s
 
         def format_part(name: str) -> str:

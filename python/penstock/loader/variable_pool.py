@@ -47,14 +47,14 @@ class VariablePool(str):
 
     source = POOL_VARIABLE
     described = f"the environment variable {POOL_VARIABLE}"
-    pool_remedy = 'pass pool="" to this DataLoader, or unset the variable, to do without'
+    pool_remedy = 'pass pool="" to this DataLoader, or unset the variable, to use no pool'
 
 
 class AnnouncedPool(VariablePool):
     """Address of a pool that a rank names, and neither the program nor the variable."""
 
     source = described = "penstock.announce_pool()"
-    pool_remedy = 'pass pool="" to this DataLoader to do without'
+    pool_remedy = 'pass pool="" to this DataLoader to use no pool'
 
 
 def announce_pool(address: str) -> None:
@@ -82,15 +82,14 @@ def announce_pool(address: str) -> None:
     """
     if not is_address(address):
         raise ValueError(
-            f"announce_pool() was given {address!r}; the address of a controller is expected, as "
-            f"in 'tcp://host:7000'"
+            f"announce_pool() requires the address of a controller, such as 'tcp://host:7000', got "
+            f"{address!r}"
         )
     stores = stores_of_job()
     if not stores:
         raise RankError(
-            "announce_pool() was called in a process without a process group that torchrun has not "
-            "started either, so there are no other ranks to tell; call init_process_group() "
-            "before, or pass pool= to the loader"
+            "announce_pool() requires other ranks, got a process without a process group that "
+            "torchrun did not start; call init_process_group() first, or pass pool= to the loader"
         )
     for store in stores:
         store.set(_announcement_key(), address)
@@ -195,8 +194,8 @@ def drop_pool_if_state_has_none(loader: LoaderProtocol, state: dict[str, Any]) -
     seeding = built.get("seeding") if isinstance(built, dict) else None
     if isinstance(loader.pool, VariablePool) and seeding == "worker":
         address, loader.pool = loader.pool, None
-        seen = "load_state_dict() was given the state of a loader without a pool"
-        _warn(loader, address, Obstacle(seen, "begin without that state"))
+        seen = "load_state_dict() received the state of a loader without a pool"
+        _warn(loader, address, Obstacle(seen, "start without that state"))
 
 
 def begin_on_trial(loader: LoaderProtocol, begin: Callable[[], BaseIterator]) -> BaseIterator:
@@ -244,7 +243,7 @@ def has_sent_batch(loader: LoaderProtocol, iterator: Any) -> bool:
     iterator._shutdown_workers()
     address, loader.pool = loader.pool, None
     seen, _, remedy = first.refusal.partition("; ")
-    _warn(loader, address, Obstacle(seen, remedy.partition(" to let ")[0]))
+    _warn(loader, address, Obstacle(seen, remedy.partition(" to accept ")[0]))
     return False
 
 
@@ -252,7 +251,7 @@ def pool_remedy(pool: str | None) -> str:
     """Return the sentence to append to an error caused by a loader's pool."""
     if not isinstance(pool, VariablePool):
         return ""
-    return f"; the pool is the one that {pool.described} names: {pool.pool_remedy}"
+    return f"; the pool is named by {pool.described}: {pool.pool_remedy}"
 
 
 def _pool_of_variable() -> VariablePool | None:
@@ -261,8 +260,8 @@ def _pool_of_variable() -> VariablePool | None:
         return None
     if not is_address(address):
         raise ValueError(
-            f"the environment variable {POOL_VARIABLE} is {address!r}; the address of a controller "
-            f"is expected, as in 'tcp://host:7000'"
+            f"the environment variable {POOL_VARIABLE} must be the address of a controller, such "
+            f"as 'tcp://host:7000', got {address!r}"
         )
     return VariablePool(address)
 
@@ -282,8 +281,8 @@ def _announcement_key() -> str:
 def _obstacle_of_program(loader: LoaderProtocol) -> Obstacle | None:
     if loader.num_workers == 0 and not is_seeded_by_batch(loader):
         return Obstacle(
-            "num_workers=0 asks for batches that this process makes, with its own random numbers, "
-            "where a pool's workers have others",
+            "num_workers=0 requests batches that this process makes with its random numbers, which "
+            "differ from the random numbers of a pool's workers",
             "pass seeding='batch', with which they are the same, num_workers=1 or more, or pool= "
             "with the address",
         )
@@ -294,6 +293,7 @@ def _warn(loader: LoaderProtocol, address: VariablePool, obstacle: Obstacle) -> 
     where = "this process" if loader.num_workers == 0 else "workers of this process"
     warn(
         f"{address.source} names the pool {str(address)!r}, but batches of this DataLoader "
-        f"({type(loader.dataset).__name__}) come from {where}: {obstacle.seen}; {obstacle.remedy} "
-        f'to have them from the pool, or pass pool="" to have no warning',
+        f"({type(loader.dataset).__name__}) are made by {where}: {obstacle.seen}; "
+        f"{obstacle.remedy} "
+        f'to have them made by the pool, or pass pool="" to silence this warning',
     )
