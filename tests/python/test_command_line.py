@@ -151,8 +151,8 @@ def call(
         (
             ["status"],
             "status",
-            "say where the controller is: --controller tcp://HOST:PORT, or PENSTOCK_POOL in the "
-            "environment",
+            "the address of the controller is missing; pass --controller tcp://HOST:PORT, or set "
+            "PENSTOCK_POOL",
         ),
         (["drain", *POOL], "drain", "WORKER is missing"),
     ],

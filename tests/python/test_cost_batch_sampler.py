@@ -149,8 +149,8 @@ def test_loader_yields_the_sampler_batches_and_resumes(workers: int) -> None:
         ([1, float("inf")], {}, "got inf for sample 1"),
         ([1, 5000, 9000], {}, r"budget \(4096\), got 5000 for sample 1 \(2 samples"),
         ([[1]], {}, r"costs must be one number per sample, got the shape \(1, 1\)"),
-        ([1], {"rank": 2, "world_size": 2}, "rank is 2 and world_size is 2; a rank from 0"),
-        ([1], {"rank": 0}, "rank is 0 and world_size is None; give both"),
+        ([1], {"rank": 2, "world_size": 2}, "0 <= rank < world_size, got rank=2 and world_size=2"),
+        ([1], {"rank": 0}, "got rank=0 and world_size=None; pass both"),
         ([1], {"batch_size_max": 0}, "batch_size_max must be >= 1 or None, got 0"),
         ([1], {"remainder": "keep"}, "remainder must be .*, got 'keep'"),
         ([1], {"seed": -3}, "seed must be >= 0, got -3"),
@@ -172,7 +172,7 @@ def test_rank_is_read_from_the_torchrun_environment(monkeypatch: pytest.MonkeyPa
     sampler = CostBatchSampler([1.0] * 9, 2)
     assert (sampler.rank, sampler.world_size) == (1, 3)
     monkeypatch.setenv("RANK", "one")
-    with pytest.raises(ValueError, match="the environment has RANK='one'"):
+    with pytest.raises(ValueError, match="must be integers, as torchrun sets them, got RANK='one'"):
         CostBatchSampler([1.0] * 9, 2)
 
 

@@ -700,7 +700,7 @@ def test_refused_fork_does_not_end_the_worker(pool: PoolProcesses) -> None:
     worker = pool.start_altered_worker("refuse_forks", "2")  # the first is a test of whether it can
     server = server_of(worker)
     expect_served(pool)
-    worker.wait_for_lines(lambda line: "the process of a job could not be started" in line)
+    worker.wait_for_lines(lambda line: "a job process could not be started" in line)
     expect_same_server(worker, server)
 
 
@@ -709,5 +709,5 @@ def test_missing_server_program_is_reported_with_advice(
 ) -> None:
     monkeypatch.setattr(worker_supervisor._pool, "__file__", str(tmp_path / "_pool.so"))
     where = re.escape(str(tmp_path / "penstock-server"))
-    with pytest.raises(PenstockError, match=f"{where}.*install penstock again"):
+    with pytest.raises(PenstockError, match=f"{where}.*reinstall penstock"):
         ServerProgram(is_quiet=False)

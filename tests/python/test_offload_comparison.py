@@ -42,7 +42,7 @@ def test_only_the_wrong_operator_returns_to_the_trainer(caplog: pytest.LogCaptur
     assert "result of log1p at test_offload_comparison.py" in warning
     assert "in batch 1 of epoch 0" in warning
     kept = {call.operator.partition(" at ")[0]: call.reason for call in pool.plan.kept}  # type: ignore[union-attr]
-    assert kept["log1p"] == "a worker's result of it differed from the trainer's own"
+    assert kept["log1p"] == "a worker's result of it differed from the trainer's result"
 
 
 def test_warning_names_the_uncompared_batches(caplog: pytest.LogCaptureFixture) -> None:
@@ -58,7 +58,7 @@ def test_warning_names_the_uncompared_batches(caplog: pytest.LogCaptureFixture) 
         assert is_right or 8 <= step < 10  # detected at the tenth batch after the first one
     [warning] = warnings_of(caplog)
     assert "in batch 10 of epoch 0" in warning
-    assert "since the last one that was right: batch 2 to 9 of epoch 0" in warning
+    assert "since the last correct one: batch 2 to 9 of epoch 0" in warning
 
 
 def test_outstanding_batches_are_recomputed_after_a_mismatch() -> None:
@@ -119,7 +119,7 @@ def test_cut_of_several_graphs_is_refused_after_many_mismatches(
     model = offload(fresh(case.make_model), pool, cut="maximal")
     assert train(model, pool, case.loss) == train(fresh(case.make_model), pool.batches, case.loss)
     assert pool.plan is not None and pool.plan.refused is not None
-    assert "earlier calls differed from the trainer's own" in pool.plan.refused
+    assert "earlier calls differed from the trainer's result" in pool.plan.refused
     assert not pool.prefixes
     assert 4 <= len(warnings_of(caplog)) <= 8
 

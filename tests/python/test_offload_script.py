@@ -263,7 +263,7 @@ def test_wrong_worker_results_are_recomputed_by_the_trainer(
         expected = pair[0](batch)
         torch.manual_seed(seed)
         assert bits(pair[1](pool.deliver(batch))) == bits(expected)
-    assert any("differs from the trainer's own" in message for message in warnings_of(caplog))
+    assert any("differs from the trainer's result" in message for message in warnings_of(caplog))
 
 
 def test_remembered_makers_and_refused_sizes_are_bounded(

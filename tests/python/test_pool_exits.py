@@ -213,7 +213,7 @@ def test_hanging_exit_handler_does_not_delay_worker_exit(pool: PoolProcesses) ->
     worker = pool.start_worker()
     assert list(pooled(pool, HangingExit())) == list(range(6))
     assert worker.end(signal.SIGTERM) == 0
-    assert "was to end and has not; it is killed" not in worker.output
+    assert "did not exit in time and is killed" not in worker.output
 
 
 def _wait_for(path: Path, worker: Worker) -> None:

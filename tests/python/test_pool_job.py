@@ -481,7 +481,7 @@ def test_job_of_other_version_is_rejected_before_unpickling(tmp_path: Path) -> N
     header["made_with"]["torch"] = "2.10.1"
     with pytest.raises(JobRefused) as caught:
         unpack_job(with_header(header, rest), no_blobs, str(tmp_path / "code"))
-    assert "the job 'train.py' cannot run here: it was made with torch 2.10.1" in str(caught.value)
+    assert "the job 'train.py' cannot run here: the trainer has torch 2.10.1" in str(caught.value)
     assert f":{os.getpid()}) has torch {torch.__version__}" in str(caught.value)
     assert not (tmp_path / "touched").exists()
     unpack(packed, tmp_path / "code")

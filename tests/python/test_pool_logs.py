@@ -69,7 +69,7 @@ def test_logs_record_jobs_and_worker_exit_reasons(
     assert lines[1:] == [
         (name, f"serves {job} {trainer['id'][:8]}"),
         (name, f"has finished {job} {trainer['id'][:8]}: 3 batches"),
-        ("penstock worker", "draining 1 worker after SIGTERM; a second signal ends it at once"),
+        ("penstock worker", "draining 1 worker after SIGTERM; a second signal ends it immediately"),
         (name, "draining after SIGTERM; 0 batches left"),
         (name, "ends: this worker was drained"),
     ]

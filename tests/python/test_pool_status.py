@@ -116,7 +116,7 @@ def test_status_shows_rejected_claims_with_key_and_count() -> None:
 
 def test_status_reports_unreadable_keys() -> None:
     trouble = "the keys in /k cannot be used: its mode is 0755"
-    assert f"goes by those that it has: {trouble}" in shown([worker(1)], [], key_trouble=trouble)
+    assert f"uses the previous ones: {trouble}" in shown([worker(1)], [], key_trouble=trouble)
 
 
 def test_status_has_a_worker_table_and_a_job_table() -> None:

@@ -146,7 +146,10 @@ def test_recreated_batch_with_other_values_raises(pool: PoolProcesses) -> None:
     for pid in first.pids:
         os.kill(pid, signal.SIGKILL)
     pool.start_worker()
-    with pytest.raises(RuntimeError, match="made again with other values"):
+    with pytest.raises(
+        RuntimeError,
+        match="re-creating the batch when the program read it yielded different values",
+    ):
         batch["image"].sum()
     del iterator
 

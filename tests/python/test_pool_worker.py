@@ -320,7 +320,7 @@ def test_data_addresses_use_consecutive_ports() -> None:
         WorkerAddress("tcp://127.0.0.1:0", None, "tcp://*:51", "tcp://node7:61"),
     ]
     for options, words in (
-        ({"data_bind": "tcp://127.0.0.1:65535"}, "--data-bind begins with port 65535"),
+        ({"data_bind": "tcp://127.0.0.1:65535"}, "--data-bind must leave .*, got port 65535"),
         ({"data_advertise": "tcp://*:1"}, "--data-advertise must name a single host, got "),
     ):
         with pytest.raises(ValueError, match=words):
@@ -333,7 +333,12 @@ def test_data_addresses_use_consecutive_ports() -> None:
         ("127.0.0.1:7000", None, None, "an address must be tcp://HOST:PORT"),
         ("tcp://127.0.0.1:7000", "tcp://127.0.0.1:x", None, "an address must be tcp://HOST:PORT"),
         ("tcp://127.0.0.1:7000", None, "tcp://*:50", "must name a single host, got"),
-        ("tcp://127.0.0.1:7000", "tcp://127.0.0.1:65535", None, "begins with port 65535"),
+        (
+            "tcp://127.0.0.1:7000",
+            "tcp://127.0.0.1:65535",
+            None,
+            "leave a port up to 65535 for each",
+        ),
     ],
 )
 def test_invalid_worker_addresses_are_rejected(

@@ -258,15 +258,15 @@ class Stream(IterableDataset[int]):
     ("options", "message"),
     [
         ({"dataset": Stream()}, "must be None for the IterableDataset Stream, got 12"),
-        ({"batch_sampler": [[0]], "shuffle": None}, "the batches are not the loader's to make"),
+        ({"batch_sampler": [[0]], "shuffle": None}, "requires batches that the loader makes"),
         ({"batch_size": None, "global_batch_size": None}, "batch_size is None"),
         ({"global_batch_size": 7}, "is 7 and there are 2 ranks.*choose a multiple of 2"),
         ({"global_batch_size": 1}, "global_batch_size must be 2 or more, got 1"),
-        ({"batch_size": 4}, "batch_size is 4 and global_batch_size is 12; give"),
+        ({"batch_size": 4}, "batch_size is 4 and global_batch_size is 12; pass"),
         ({"remainder": "keep"}, "remainder must be one of 'pad', 'drop', 'uneven', got"),
         ({"seeding": "batch"}, r"seeding must be 'sample' with ranks=Ranks\(.*, got 'batch'"),
         ({"rank": 2}, "rank must be from 0 to world_size - 1, got rank=2 and world_size=2"),
-        ({"sampler": iter([0]), "shuffle": None}, "the list_iterator has no length"),
+        ({"sampler": iter([0]), "shuffle": None}, "but list_iterator has none"),
     ],
 )
 def test_unshardable_options_are_rejected(options: dict[str, Any], message: str) -> None:
@@ -290,7 +290,9 @@ def test_unshardable_options_are_rejected(options: dict[str, Any], message: str)
 def test_distributed_sampler_with_shard_by_rank_is_rejected() -> None:
     dataset = Drawing()
     sampler = DistributedSampler(dataset, num_replicas=2, rank=1)
-    with pytest.raises(ValueError, match="a DistributedSampler, which shares the samples out"):
+    with pytest.raises(
+        ValueError, match="combined with a DistributedSampler, which already shards"
+    ):
         DataLoader(dataset, sampler=sampler, ranks=Ranks(rank=1, world_size=2))
 
 

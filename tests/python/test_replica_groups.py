@@ -166,7 +166,7 @@ def test_error_names_missing_replica_rank(pool: PoolProcesses, start: Start) -> 
     job = start([[0, 1]], pool=pool.endpoint, absent=1, wait_s=3)
     code, text = job.finish(0)
     assert code != 0
-    assert "s for rank 1 to begin an epoch with replica_group" in text
+    assert "s for rank 1 to start an epoch with replica_group" in text
 
 
 @pytest.mark.long

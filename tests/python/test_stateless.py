@@ -134,7 +134,7 @@ def test_wrongly_declared_operator_returns_to_the_trainer(
     assert calls > before  # once for the model, and for each comparison, which every call has here
     assert pool.plan is not None and moved(pool.plan) == ["mul"]
     reasons = {call.operator.partition(" at ")[0]: call.reason for call in pool.plan.kept}
-    assert "gives other bits in a worker" in reasons["counted"]
+    assert "returns other bits in a worker" in reasons["counted"]
 
 
 def test_stateless_rejects_unsuitable_operators() -> None:

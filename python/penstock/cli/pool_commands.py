@@ -186,9 +186,9 @@ def _work(arguments: Sequence[str]) -> int:
         "worker",
         f"worker [--controller {ADDRESS}] [--processes N] [OPTION ...]",
         """\
-Runs worker processes of a pool on this host, which make batches for whichever trainer the
-controller gives them to. One that ends is started again, unless it was told to leave. SIGTERM or
-Ctrl-C has them finish what they have begun and leave; a second one ends them at once.""",
+Runs pool workers on this host. They make batches for the trainers that the controller assigns. A
+worker that ends is restarted unless it was drained. On SIGTERM or Ctrl-C, the workers finish their
+batches and leave; a second signal ends them immediately.""",
         """\
 examples:
   penstock worker --controller tcp://127.0.0.1:7000 --processes 4
@@ -211,8 +211,8 @@ examples:
     parser.add_argument(
         "--advertise",
         metavar=ADDRESS,
-        help="address that trainers connect to, if it differs from the bound one, for example "
-        "behind NAT (default: the bound address)",
+        help="address to which trainers connect, if it differs from --bind, for example behind NAT "
+        "(default: --bind)",
     )
     parser.add_argument(
         "--data-bind",
@@ -223,24 +223,24 @@ examples:
     parser.add_argument(
         "--data-advertise",
         metavar=ADDRESS,
-        help="address that trainers connect to for the bytes of batches, if it differs from the "
-        "one they can see (default: the host of --advertise, the bound port)",
+        help="address to which trainers connect for the bytes of batches, if it differs from "
+        "--data-bind (default: the host of --advertise, the port of --data-bind)",
     )
     parser.add_argument(
         "--patience",
         type=seconds(1),
         default=PATIENCE_S,
         metavar="SECONDS",
-        help="time after which a worker without a trainer and without contact to its controller "
-        f"ends (default: {PATIENCE_S:g})",
+        help="time after which a worker without a trainer and without a controller ends "
+        f"(default: {PATIENCE_S:g})",
     )
     parser.add_argument(
         "--grace",
         type=seconds(1),
         default=DRAIN_GRACE_S,
         metavar="SECONDS",
-        help="time that a worker has to finish its batch after SIGTERM, Ctrl-C or `penstock "
-        f"drain`; others make what it has not finished by then (default: {DRAIN_GRACE_S:g})",
+        help="time in which a worker may finish its batch after SIGTERM, Ctrl-C or `penstock "
+        f"drain`; other workers then make its unfinished batches (default: {DRAIN_GRACE_S:g})",
     )
     parser.add_argument(
         "--powercap",
@@ -531,8 +531,8 @@ def add_controller(parser: CommandParser) -> None:
 def controller_of(parser: CommandParser, args: argparse.Namespace) -> str:
     if args.controller is None:
         raise CommandError(
-            f"say where the controller is: --controller {ADDRESS}, or {POOL_VARIABLE} in the "
-            f"environment",
+            f"the address of the controller is missing; pass --controller {ADDRESS}, or set "
+            f"{POOL_VARIABLE}",
             parser.command,
         )
     return str(args.controller)

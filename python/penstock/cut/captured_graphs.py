@@ -445,9 +445,9 @@ def refuse_repeats(graph_module: fx.GraphModule) -> None:
             is_known = home.split(".")[0] in _KNOWN_MODULES and "distributed" not in home
         if not is_known:
             raise Unlowerable(
-                f"the compiled model calls {call_label(node)}, which may do more than compute, so "
-                "it cannot be run once more to compare; an operator that only computes is declared "
-                "by penstock.stateless"
+                f"the compiled model calls {call_label(node)}, which may have side effects, so it "
+                "cannot be re-run for comparison; declare an operator without side effects with "
+                "penstock.stateless"
             )
 
 

@@ -183,7 +183,7 @@ class CutContext:
         if self.mismatches > MISMATCHES_MAX:
             self.give_up(
                 f"the workers' results of {', '.join(operators)} and of {MISMATCHES_MAX} earlier "
-                "calls differed from the trainer's own"
+                "calls differed from the trainer's results"
             )
 
     def _note_foreign(self) -> None:

@@ -466,13 +466,14 @@ class CheckedBoundary:
         """
         where = f"in batch {call.handle.sequence} of epoch {call.handle.epoch}"
         units = {
-            item.unit: "a worker's result of it differed from the trainer's own" for item in wrong
+            item.unit: "a worker's result of it differed from the trainer's result"
+            for item in wrong
         }
         operators = sorted({item.operator for item in wrong})
         differing: list[str] = []
         if wrong:
             differing.append(
-                f"the workers' result of {', '.join(operators)} differs from the trainer's own "
+                f"the workers' result of {', '.join(operators)} differs from the trainer's result "
                 f"{where} (workers run on 1 thread, the trainer on {torch.get_num_threads()})"
             )
         tolerance = self._context.options.tolerance

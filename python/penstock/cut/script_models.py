@@ -121,8 +121,8 @@ class OffloadedScript(StandIn):
             if is_tensor and self.context.provenance.lookup(value) is not None:
                 self.context.call.is_foreign = False
                 self.context.plan.refuse(
-                    "the module takes the batch in a list or a dict; TorchScript is read when it "
-                    "takes tensors and tuples of tensors"
+                    "the module must take tensors or tuples of tensors for TorchScript to be "
+                    "captured, but it takes the batch in a list or a dict"
                 )
                 return
 
@@ -198,7 +198,7 @@ class OffloadedScript(StandIn):
             self._forget(cut)
             self._constant_changes += 1
             if self._constant_changes > 1:
-                self.context.give_up("a buffer that workers have a copy of keeps changing")
+                self.context.give_up("a buffer that is copied to the workers keeps changing")
             return None
         if cut.settings != _C.kernel_settings():
             self._forget(cut)  # it is planned again under the present settings
@@ -259,7 +259,7 @@ class OffloadedScript(StandIn):
         if wrong:
             self.context.mismatches += 1
             self.context.give_up(
-                f"the workers' result of {', '.join(wrong)} differs from the trainer's own in "
+                f"the workers' result of {', '.join(wrong)} differs from the trainer's result in "
                 f"batch {handle.sequence} of epoch {handle.epoch}. "
                 f"{cut.unchecked}"
             )
@@ -275,7 +275,7 @@ class OffloadedScript(StandIn):
                 cut.refused.clear()
             cut.refused.add(setting)
             self.context.plan.refuse(
-                f"run by TorchScript without the calls that move, the model has other {difference}"
+                f"the model run by TorchScript without the moved calls has other {difference}"
             )
         return difference is None
 
@@ -343,7 +343,7 @@ def _small_groups(keeps_them: bool) -> Iterator[None]:
 
 def _refuse_autocast() -> None:
     if AutocastState.now() != AutocastState(None, None):
-        raise Unlowerable("a TorchScript module is read only when autocast is off")
+        raise Unlowerable("autocast must be off for a TorchScript module to be captured")
 
 
 def _mode() -> tuple[bool, bool]:

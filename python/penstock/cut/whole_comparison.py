@@ -39,7 +39,7 @@ def first_difference(whole: Side, part: Side, inputs: Sequence[Any]) -> str | No
     return None
 
 
-_KINDS = ("results", "what it writes to", "gradients", "random numbers")
+_KINDS = ("results", "written tensors", "gradients", "random numbers")
 
 
 def observe(side: Side, inputs: Sequence[Any]) -> tuple[list[Any], ...]:

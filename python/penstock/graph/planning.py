@@ -490,7 +490,7 @@ def _check_fidelity(
             if difference > tolerance.largest:
                 beyond.update(dict.fromkeys(item.inexact, tolerance.excess_reason(difference)))
         elif not is_same_bits(value.cpu(), reference.cpu()):
-            reason = f"{item.operator} gives other bits in a worker than in the trainer"
+            reason = f"{item.operator} returns other bits in a worker than in the trainer"
             raise CannotMove(reason, _calls(lowering)[item.name], [item.name])
         layout = (reference.dtype, tuple(reference.shape), reference.stride())
         if layout != item.layout(values):
@@ -536,13 +536,11 @@ class UncheckedBatches:
     def __str__(self) -> str:
         """Return the batches as text for users."""
         if not self._runs:
-            return "No batch was used without a comparison since the last one that was right"
+            return "No batch was used without a comparison since the last correct one"
         parts = [
             f"{first} to {last} of epoch {epoch}" if last > first else f"{first} of epoch {epoch}"
             for epoch, first, last in self._runs
         ]
         if self._has_dropped:
             parts.insert(0, "many before")
-        return (
-            f"Used without a comparison since the last one that was right: batch {', '.join(parts)}"
-        )
+        return f"Used without a comparison since the last correct one: batch {', '.join(parts)}"

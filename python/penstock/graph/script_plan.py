@@ -212,4 +212,4 @@ def _check_fidelity(cut: ScriptCut, callee: Any, leaves: list[torch.Tensor]) -> 
         expected = cut.reference.run(callee, cut.call)
     for item, value, reference in zip(cut.boundary, made, expected, strict=True):
         if not is_same_bits(value, reference.cpu()):
-            raise Unlowerable(f"{item.operator} gives other bits in a worker than in the trainer")
+            raise Unlowerable(f"{item.operator} returns other bits in a worker than in the trainer")

@@ -143,7 +143,8 @@ class JobCache:
         """
         if not work.blobs:
             raise JobRefused(
-                "a batch is asked for without its job; install the same version of penstock on both"
+                "a batch was requested without its job; install the same version of penstock on "
+                "both"
             )
         job_id = work.blobs[0]
         job = self._jobs.get(job_id)
@@ -235,7 +236,7 @@ class JobCache:
             blob = self._server.blob(blob_id, _BLOB_WAIT_S)
         if hashlib.sha256(blob).digest() != blob_id:
             raise PenstockError(
-                "the part of a job that the trainer sent is not the one that it named; trainer and "
-                "workers must run the same version of penstock"
+                "the trainer sent another part of a job than it announced; trainer and workers "
+                "must run the same version of penstock"
             )
         return blob

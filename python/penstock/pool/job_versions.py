@@ -79,19 +79,19 @@ def reason_to_refuse(
     ):
         if not is_same(theirs, ours):
             return (
-                f"it was made with {name} {theirs} and this worker ({worker}) has {name} {ours}; "
+                f"the trainer has {name} {theirs}, but this worker ({worker}) has {name} {ours}; "
                 f"install the same version on both"
             )
     for package, theirs in made_with.packages.items():
         version = installed(package)
         if version is None:
             return (
-                f"it was made with {package} {theirs} and this worker ({worker}) has no {package}; "
+                f"the trainer has {package} {theirs}, but this worker ({worker}) has no {package}; "
                 f"install it on the worker"
             )
         if _compatible_part(version) != _compatible_part(theirs):
             return (
-                f"it was made with {package} {theirs} and this worker ({worker}) has {package} "
+                f"the trainer has {package} {theirs}, but this worker ({worker}) has {package} "
                 f"{version}; install the same version on both"
             )
     return None

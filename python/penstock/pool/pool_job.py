@@ -365,7 +365,8 @@ def _unpickling_failure(error: BaseException, header: _Header, byte_count: int, 
     if isinstance(error, MemoryError):
         return (
             f"this worker ({worker}) has no memory for its dataset, of {byte_count >> 20} MiB; "
-            f"give it more, or have the dataset read its data instead of holding it"
+            f"give the worker more memory, or let the dataset read its data instead of containing "
+            f"it"
         )
     return (
         f"this worker ({place_of_process()}) could not unpickle its dataset ({said}); files and "

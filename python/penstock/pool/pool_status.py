@@ -239,7 +239,7 @@ class _Page:
             yield f"workers are distributed evenly, since the policy failed: {text_of(trouble)}"
         if trouble := self._controller["key_trouble"]:
             yield (
-                "the controller cannot read its keys again, and goes by those that it has: "
+                "the controller cannot read its keys again, and uses the previous ones: "
                 + text_of(trouble)
             )
         for offence in self._controller["offences"]:

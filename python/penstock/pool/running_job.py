@@ -290,7 +290,7 @@ class _Epoch:
             self._tenancies[shard_id] = work.tenancy
         elif self._tenancies.get(shard_id) != work.tenancy:
             raise RuntimeError(
-                f"shard {shard_id} of epoch {work.epoch} did not begin at this worker"
+                f"shard {shard_id} of epoch {work.epoch} was not started at this worker"
             )
 
     def fetch(self, indices: Any, place: BatchPlace) -> Any:

@@ -134,8 +134,8 @@ class _WarmProcess:
             return spawn_job(order, folder, place, is_quiet=self._settings.is_quiet)
         except (OSError, MemoryError) as error:
             PoolLog(order.log_name).warn(
-                f"the process of a job could not be started ({error}); the system has to have "
-                f"memory and process numbers left"
+                f"a job process could not be started ({error}); free memory, or raise the limit of "
+                f"processes"
             )
             return None
 

@@ -98,8 +98,8 @@ def worker_addresses(
     ):
         if first + (count - 1 if first else 0) > 65535:
             raise ValueError(
-                f"{name} begins with port {first}, and {count} processes need one each, up to "
-                f"65535; begin with a lower one, or with 0 for free ports"
+                f"{name} must leave a port up to 65535 for each process, got port {first} and "
+                f"{count} processes; use a lower one, or 0 for free ports"
             )
     return [
         WorkerAddress(
@@ -124,7 +124,7 @@ def _parse_shown(option: str, endpoint: str | None) -> tuple[str | None, int]:
     host, port = _parse_endpoint(endpoint)
     if host in _ANY_HOST:
         raise ValueError(
-            f"{option} must name a single host, got {endpoint}; name the one by which trainers "
+            f"{option} must name a single host, got {endpoint}; use the name by which trainers "
             f"reach this machine"
         )
     return host, port
@@ -151,8 +151,8 @@ def _address_towards(host: str, port: int) -> str:
         found = socket.getaddrinfo(host, port or 1, type=socket.SOCK_DGRAM)
     except OSError as error:
         raise OSError(
-            f"the controller's host {host} cannot be looked up ({error}); name it as this machine "
-            f"knows it, or say with --bind where this worker listens"
+            f"the controller's host {host} cannot be resolved ({error}); use a name that this "
+            f"machine can resolve, or set the listening address with --bind"
         ) from error
     # The same choice as ZeroMQ's: IPv6 only for hosts without another address.
     found.sort(key=lambda info: info[0] != socket.AF_INET)
@@ -185,6 +185,6 @@ def _bytes_from(variable: str, default: int) -> int:
         return default
     if not text.isdecimal() or int(text) == 0:
         raise ValueError(
-            f"{variable} is {text!r}; a positive number of bytes is expected, such as {default}"
+            f"{variable} must be a positive number of bytes, such as {default}, got {text!r}"
         )
     return int(text)

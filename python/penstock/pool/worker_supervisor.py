@@ -120,10 +120,12 @@ class Supervisor:
         count = self._server.worker_count
         workers, them = ("1 worker", "it") if count == 1 else (f"{count} workers", "them")
         if self._signal_count == 1:
-            self._log.info(f"draining {workers} after {cause}; a second signal ends {them} at once")
+            self._log.info(
+                f"draining {workers} after {cause}; a second signal ends {them} immediately"
+            )
             self._server.end(grace_s)
         else:
-            self._log.info(f"ending {workers} at once after a second signal, {cause}")
+            self._log.info(f"ending {workers} immediately after a second signal, {cause}")
             self._server.end_at_once()
 
     def _check_server(self) -> None:
@@ -300,7 +302,7 @@ class _Server:
         if self._process is None or self._kill_at is None:
             return
         if time.monotonic() >= self._kill_at:
-            self._log.info(f"process {self._process.pid} was to end and has not; it is killed")
+            self._log.info(f"process {self._process.pid} did not exit in time and is killed")
             self._process.kill()
             self._kill_at = None
 
@@ -384,6 +386,6 @@ def _path_of_program() -> Path:
     if not os.access(path, os.X_OK):
         raise PenstockError(
             f"the program that serves trainers of a pool, {path}, is missing or cannot be run; "
-            f"install penstock again, or build it again in a source tree"
+            f"reinstall penstock, or rebuild it in a source tree"
         )
     return path

@@ -71,7 +71,7 @@ class ReplicaGroup:
         self._store = dist.PrefixStore(f"{prefix}/{number}", stores[0])  # type: ignore[attr-defined]
         mine = {"host": _this_machine(), "key": self._keys.public_key, "facts": facts}
         self._store.set(f"rank {self._rank}", json.dumps(mine))
-        members = self._read("rank", ranks, "begin an epoch")
+        members = self._read("rank", ranks, "start an epoch")
         check_alike(
             {rank: member["facts"] for rank, member in members.items()},
             (self._rank, facts),

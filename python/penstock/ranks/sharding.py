@@ -41,24 +41,24 @@ class RankSharding(NamedTuple):
         """Return the sharding that a loader's arguments ask for. Raises ValueError if it is
         impossible."""
         dataset, sampler = arguments["dataset"], arguments["sampler"]
-        asked = arguments["sharding_words"].replace("=", " is ", 1)
+        asked = arguments["sharding_words"]
         if isinstance(dataset, (IterDataPipe, MapDataPipe)):
             raise ValueError(
-                f"{arguments['sharding_words']} does not support datapipes, which torch's own "
-                f"iterator reads; use a map-style or an iterable dataset"
+                f"{asked} does not support datapipes, which torch's iterator reads; use a "
+                f"map-style or an iterable dataset"
             )
         if isinstance(dataset, IterableDataset):
             return _of_stream(arguments)
         if arguments["batch_sampler"] is not None or arguments["batch_size"] is None:
             raise ValueError(
-                f"{asked} and the batches are not the loader's to make: batch_sampler was given, "
-                f"or batch_size is None; give batch_size, or global_batch_size, and, for an order "
-                f"of your own, sampler"
+                f"{asked} requires batches that the loader makes, but batch_sampler was passed, or "
+                f"batch_size is None; pass batch_size or global_batch_size, and a sampler for a "
+                f"custom order"
             )
         if isinstance(sampler, DistributedSampler):
             raise ValueError(
-                f"{asked} and sampler is a DistributedSampler, which shares the samples out "
-                f"already; leave one of the two out"
+                f"{asked} must not be combined with a DistributedSampler, which already shards the "
+                f"samples; omit one of the two"
             )
         job = JobRank.of(arguments["rank"], arguments["world_size"])
         step_size, batch_size = _sizes(arguments, job.world_size)
@@ -71,9 +71,9 @@ class RankSharding(NamedTuple):
             )
         if step_size % job.world_size and remainder != "uneven":
             raise ValueError(
-                f"global_batch_size is {step_size} and there are {job.world_size} ranks, so that "
-                f"their batches cannot be of one size; choose a multiple of {job.world_size}, or "
-                f"pass remainder='uneven' to have some ranks get one sample more than others"
+                f"global_batch_size is {step_size} and there are {job.world_size} ranks, so their "
+                f"batches cannot have the same size; choose a multiple of {job.world_size}, or "
+                f"pass remainder='uneven' to allow one more sample on some ranks"
             )
         return RankSharding(job, step_size, batch_size, cast(Remainder, remainder))
 
@@ -84,8 +84,9 @@ class RankSharding(NamedTuple):
             len(sampler)
         except TypeError:
             raise ValueError(
-                f"{sharding_words.replace('=', ' is ', 1)} and the {type(sampler).__name__} has no "
-                f"length, so the ranks cannot know how many steps an epoch has; give it a __len__"
+                f"{sharding_words} requires a sampler with a length, so that all ranks know the "
+                f"number of steps of an epoch, but {type(sampler).__name__} has none; implement "
+                f"its __len__()"
             ) from None
         return RankBatchSampler(sampler, self.job, self.step_size, self.remainder)
 
@@ -123,14 +124,14 @@ def _sizes(arguments: dict[str, Any], world_size: int) -> tuple[int, int]:
         return batch_size * world_size, batch_size
     if type(global_batch_size) is not int or global_batch_size < world_size:
         raise ValueError(
-            f"global_batch_size is {global_batch_size!r} and there are {world_size} ranks; an int "
-            f"of {world_size} or more is expected, a sample for each rank"
+            f"global_batch_size is {global_batch_size!r} and there are {world_size} ranks, but "
+            f"must be an int of at least {world_size}, one sample for each rank"
         )
     if batch_size != 1:
         raise ValueError(
-            f"batch_size is {batch_size} and global_batch_size is {global_batch_size}; give "
-            f"batch_size for batches of a fixed size per rank, or global_batch_size for steps of a "
-            f"fixed size over all ranks"
+            f"batch_size is {batch_size} and global_batch_size is {global_batch_size}; pass "
+            f"batch_size for a fixed batch size per rank, or global_batch_size for a fixed step "
+            f"size over all ranks"
         )
     return global_batch_size, max(1, global_batch_size // world_size)
 
@@ -243,15 +244,15 @@ class JobRank(NamedTuple):
         """
         if (rank is None) != (world_size is None):
             raise ValueError(
-                f"rank is {rank} and world_size is {world_size}; give both, or neither to have "
-                f"those of this process"
+                f"rank and world_size must be passed together, got rank={rank} and "
+                f"world_size={world_size}; pass both, or neither to use the values of this process"
             )
         if rank is None or world_size is None:
             rank, world_size = _of_this_process()
         if not 0 <= rank < world_size:
             raise ValueError(
-                f"rank is {rank} and world_size is {world_size}; a rank from 0 to world_size - 1 "
-                f"is expected"
+                f"rank and world_size must satisfy 0 <= rank < world_size, got rank={rank} and "
+                f"world_size={world_size}; correct them"
             )
         return JobRank(rank, world_size)
 
@@ -266,6 +267,6 @@ def _of_this_process() -> tuple[int, int]:
         return int(rank), int(world_size)
     except ValueError:
         raise ValueError(
-            f"the environment has RANK={rank!r} and WORLD_SIZE={world_size!r}; two integers are "
-            f"expected, as torchrun sets them"
+            f"RANK and WORLD_SIZE must be integers, as torchrun sets them, got RANK={rank!r} and "
+            f"WORLD_SIZE={world_size!r}"
         ) from None

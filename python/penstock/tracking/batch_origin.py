@@ -247,9 +247,10 @@ class WithheldLeaves:
         for key, tensor in self._boundary.items():
             if key in made and write_count(tensor) == 0 and not is_same_bits(tensor, made[key]):
                 raise RuntimeError(
-                    f"tensor {index} of {self._name} had stayed with its worker, and when the "
-                    f"program read it, the batch was made again with other values: the dataset "
-                    f"does not give the same sample for the same index and seeds, or a worker of "
-                    f"another kind made it (loader.plan names those). Make it do so, use workers "
-                    f'of one kind, or pass cut="none" to penstock.offload'
+                    f"a tensor of {self._name}, number {index}, was not sent, and re-creating the "
+                    f"batch when the program read it yielded different values: the dataset does "
+                    f"not return the same sample for the same index and seeds, or a worker with "
+                    f"different hardware made it (loader.plan names those). Make the dataset "
+                    f"deterministic, use workers with the "
+                    f'same hardware, or pass cut="none" to penstock.offload'
                 )
