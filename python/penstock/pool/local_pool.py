@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``penstock run --pool-local``: the pool that a program starts on its own machine.
 
-A separate process, the *keeper* (`run_local_pool`), runs the controller and supervises the workers. It
-is not a child of the program, because a program that waits for all of its children must not find
+A separate process, the *keeper* (`run_local_pool`), runs the controller and supervises the workers.
+It is not a child of the program, because a program that waits for all of its children must not find
 one that it never started. The keeper ends when the program ends, for any reason, and on SIGTERM.
 """
 

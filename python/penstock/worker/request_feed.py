@@ -6,8 +6,8 @@ are made immediately if that is unobservable, that is, if the dataset has not ch
 number generators can be restored; otherwise they wait for their epoch.
 
 After a resume, batches may be requested out of turn: with a number other than the position in the
-epoch that determines the random numbers (`IndicesAtPlace`); or after other batches, made and discarded,
-that bring a map-style dataset to its earlier state (`IndicesAfterOthers`).
+epoch that determines the random numbers (`IndicesAtPlace`); or after other batches, made and
+discarded, that bring a map-style dataset to its earlier state (`IndicesAfterOthers`).
 """
 
 from __future__ import annotations
