@@ -123,7 +123,7 @@ class StatefulRows(Augmented):
         (
             {"dataset": IterableWrapper([1]), "seeding": "batch"},
             ValueError,
-            "does not support datapipes",
+            "for a datapipe, which torch",
         ),
         (
             {"dataset": StatefulRows(), "seeding": "batch"},
