@@ -40,7 +40,12 @@ def test_connection_check_passes_with_enough_descriptors() -> None:
 
 
 def test_connection_check_fails_with_too_few_descriptors() -> None:
-    with free_descriptors(3), pytest.raises(OSError, match="(?s)may have .*ulimit -n"):
+    with (
+        free_descriptors(3),
+        pytest.raises(
+            OSError, match="(?s)exceeds the limit of this process, .* open files.*ulimit -n"
+        ),
+    ):
         check_can_connect()
 
 
@@ -66,12 +71,12 @@ def test_descriptor_limit_is_raised_and_reported() -> None:
     least = DESCRIPTOR_LIMIT_LEAST
     assert least == _pool.DESCRIPTOR_LIMIT_LEAST
     changed, low = lines_under(200, 256)
-    assert changed == "may have 256 files open; the previous limit was 200"
-    assert low.startswith(f"may have 256 files open, and {least} or more are recommended")
+    assert changed == "can have 256 files open; the previous limit was 200"
+    assert low.startswith(f"can have 256 files open, and {least} or more are recommended")
     assert lines_under(256, 256) == [low]
     if resource.getrlimit(resource.RLIMIT_NOFILE)[1] >= least:
         assert lines_under(200, least) == [
-            f"may have {least} files open; the previous limit was 200"
+            f"can have {least} files open; the previous limit was 200"
         ]
         assert lines_under(least, least) == [""]  # print() without arguments ends a line
 

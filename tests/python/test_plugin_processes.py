@@ -146,7 +146,7 @@ def test_key_folder_containing_a_loaded_library_is_not_hidden(
     library = shutil.copy(next(path for path in mapped if "/libm.so" in path), keys / "lib")
     pool.environment["LD_PRELOAD"] = str(library)
     worker = pool.start_native_worker("--keys", str(keys))
-    said = f"not kept from the keys: the key folder {keys} has {library} in it"
+    said = f"not kept from the keys: the key folder {keys} contains {library}"
     worker.wait_for_lines(lambda line: said in line)
 
 

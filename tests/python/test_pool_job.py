@@ -415,11 +415,11 @@ def here(**packages: str) -> Versions:
 @pytest.mark.parametrize(
     ("made_with", "reason"),
     [
-        (Versions("3.12.1", "2.11.0", "0.1.0", {}), "with Python 3.12.1 and this worker (host:7)"),
+        (Versions("3.12.1", "2.11.0", "0.1.0", {}), "has Python 3.12.1, but this worker (host:7)"),
         (Versions("3.11.9", "2.10.1", "0.1.0", {}), "has torch 2.11.0+cpu; install the same"),
         (Versions("3.11.9", "2.11.1", "0.2.0", {}), "penstock 0.2.0"),
-        (here(pillow="11.0"), "and this worker (host:7) has no pillow; install it"),
-        (here(numpy="1.26.4"), "made with numpy 1.26.4 and this worker (host:7) has numpy 2.4.6"),
+        (here(pillow="11.0"), "but this worker (host:7) has no pillow; install it"),
+        (here(numpy="1.26.4"), "has numpy 1.26.4, but this worker (host:7) has numpy 2.4.6"),
         (here(timm="0.9.1"), "timm 0.10.0; install the same version"),
     ],
 )

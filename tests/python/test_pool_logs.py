@@ -93,7 +93,7 @@ def test_idle_connections_do_not_exhaust_worker_descriptors(pool: PoolProcesses)
     ((_, endpoint, _),) = worker.served(1)
     limit = min(hard, 1 << 20)
     worker.wait_for_lines(
-        lambda line: f"may have {limit} files open; the previous limit was 200" in line
+        lambda line: f"can have {limit} files open; the previous limit was 200" in line
     )
     host, port = endpoint.removeprefix("tcp://").split(":")
     with contextlib.ExitStack() as strangers:

@@ -260,7 +260,9 @@ def test_batch_that_kills_workers_fails_naming_its_samples(pool: PoolProcesses) 
     pool.start_worker(processes=2)
     batches = iter(pooled(pool, Deadly(), batch_size=2))
     assert [next(batches).tolist(), next(batches).tolist()] == [[0, 1], [2, 3]]
-    with pytest.raises(RuntimeError, match=r"^3 workers died .* \(samples 4, 5\).* at tcp://127"):
+    with pytest.raises(
+        RuntimeError, match=r"^3 workers in a row died .* \(samples 4, 5\).* at tcp://127"
+    ):
         next(batches)
     assert next(batches).tolist() == [6, 7]
 
@@ -453,7 +455,7 @@ def test_two_jobs_share_a_pool(steady_pool: PoolProcesses) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"seeding": "worker"}, "pass seeding='batch' (the default with a pool)"),
+        ({"seeding": "worker"}, r"pass seeding='batch' \(the default with a pool\)"),
         ({"pool": "localhost:7000"}, "tcp://host:7000"),
         (
             {"pool": Pool("tcp://127.0.0.1:7000", code_paths=["/not/there"])},

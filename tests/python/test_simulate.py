@@ -160,7 +160,9 @@ def test_invalid_table_line_is_named(simulate: Call, tmp_path: Path) -> None:
     jobs.write_text("submit_s,duration_s,num_gpus,vc\n0,soon,1,a\n")
     code, out, err = simulate("--jobs", str(jobs))
     assert (code, out) == (1, "")
-    assert err.startswith(f"penstock simulate: {jobs}, line 2: duration_s is 'soon'; a number ")
+    assert err.startswith(
+        f"penstock simulate: {jobs}, line 2: duration_s is 'soon'; expected a number "
+    )
     profiles = tmp_path / "models.csv"
     profiles.write_text("model,class\n")
     assert f"{profiles}, line 1: " in simulate("--profiles", str(profiles))[2]

@@ -110,7 +110,7 @@ def test_jobs_run_with_a_limit_of_256_open_files(pool: PoolProcesses) -> None:
     pool.processes.append(trainer)
     assert trainer.wait() == 0, trainer.output
     assert trainer.output.count("is done") == 3
-    assert any("may have 256 files open, and " in line for line in worker.lines), worker.output
+    assert any("can have 256 files open, and " in line for line in worker.lines), worker.output
     assert "another one starts" not in worker.output
 
 
