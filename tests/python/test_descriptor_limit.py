@@ -42,9 +42,7 @@ def test_connection_check_passes_with_enough_descriptors() -> None:
 def test_connection_check_fails_with_too_few_descriptors() -> None:
     with (
         free_descriptors(3),
-        pytest.raises(
-            OSError, match="(?s)exceeds the limit of this process, .* open files.*ulimit -n"
-        ),
+        pytest.raises(OSError, match="(?s)exceeds the limit of .*ulimit -n"),
     ):
         check_can_connect()
 
