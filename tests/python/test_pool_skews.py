@@ -75,7 +75,7 @@ def shared_keys() -> Path:
 
 @pytest.mark.long
 def test_penstock_version_mismatch_names_both_versions(pool: PoolProcesses) -> None:
-    both = f"penstock {re.escape(penstock.__version__)} and this worker .* has penstock 9.9.9"
+    both = f"penstock {re.escape(penstock.__version__)}, but this worker .* has penstock 9.9.9"
     with (
         serving(pool.start_altered_worker("say_another_version", "9.9.9")),
         warnings.catch_warnings(record=True) as caught,

@@ -202,8 +202,12 @@ def test_wrong_worker_arguments_give_error_and_exit_code(
     controller = ["--controller", "tcp://127.0.0.1:7"]
     for arguments, code, words in [
         ([], 2, "--controller"),
-        ([*controller, "--processes", "0"], 2, "--processes is '0'"),
-        ([*controller, "--patience", "0"], 2, "--patience is '0'"),
+        (
+            [*controller, "--processes", "0"],
+            2,
+            "--processes must be an integer from 1 to 1024, got '0'",
+        ),
+        ([*controller, "--patience", "0"], 2, "--patience must be a number of seconds"),
         (["--controller", "tcp://nowhere"], 1, "tcp://HOST:PORT"),
         ([*controller, "--keys", str(tmp_path / "none")], 1, str(tmp_path / "none")),
     ]:
