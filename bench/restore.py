@@ -41,7 +41,6 @@ RANKS: dict[str, dict[str, Any]] = {
     "one process": {"batch_size": BATCH_SIZE},
     "ranks": {"ranks": Ranks(0, 2, global_batch_size=BATCH_SIZE)},
 }
-OF_TORCH = ("torch", "torchdata")
 
 
 class Cheap(Dataset[int]):
