@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "wire/narrow.h"
-#include "wire/widening.h"
 
 #ifdef PENSTOCK_WITH_KERNELS
 #include <cuda_runtime_api.h>

@@ -14,8 +14,8 @@
 
 #include "graph/ir_text.h"
 #include "graph/min_cut.h"
-#include "runtime/execution_guard.h"
 #include "runtime/executor.h"
+#include "runtime/kernel_settings.h"
 
 namespace {
 

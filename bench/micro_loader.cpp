@@ -18,7 +18,7 @@
 #include "shm/arena.h"
 #include "shm/slab_pool.h"
 #include "wire/nest.h"
-#include "worker/malloc_tuning.h"
+#include "worker/process_memory.h"
 #include "worker/slab_writer.h"
 #include "worker/stack.h"
 

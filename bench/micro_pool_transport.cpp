@@ -36,10 +36,8 @@
 #include "base/file_descriptor.h"
 #include "net/authenticator.h"
 #include "net/client_socket.h"
-#include "net/data_client.h"
-#include "net/data_server.h"
-#include "net/readiness.h"
 #include "net/server_socket.h"
+#include "net/socket.h"
 #include "wire/pool_record.h"
 
 namespace penstock {

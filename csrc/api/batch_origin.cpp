@@ -4,11 +4,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <string>
 
 #include "api/exceptions.h"
 #include "api/worker_set.h"
 #include "dataset/nest_value.h"
-#include "runtime/same_bits.h"
+#include "penstock/batch.h"
+#include "runtime/compiled_prefix.h"
 
 namespace penstock {
 namespace {
@@ -131,5 +133,26 @@ void BatchOrigin::check_same(loader::Batch& made, const std::vector<at::Tensor>&
           "Make the dataset deterministic, use workers with the same hardware, or offload the module with "
           "Cut::kNone");
 }
+
+namespace {
+
+const at::Tensor& tensor_of(const Value& part, const std::string& name) {
+  if (!part.is_tensor()) detail::throw_misfit("batch[" + name + "]", "a tensor", part);
+  return part.tensor();
+}
+
+}  // namespace
+
+const at::Tensor& Batch::operator[](std::string_view name) const {
+  const at::Tensor& came = tensor_of(value_[name], "'" + std::string(name) + "'");
+  return origin_ ? origin_->read(came) : came;
+}
+
+const at::Tensor& Batch::operator[](size_t position) const {
+  const at::Tensor& came = tensor_of(value_[position], std::to_string(position));
+  return origin_ ? origin_->read(came) : came;
+}
+
+const Value& Batch::read() const { return origin_->read_all(value_); }
 
 }  // namespace penstock

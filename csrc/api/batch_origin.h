@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The data about a batch that an offloaded module needs: its tensors as they arrived, the boundary tensors that workers
-// computed from them, and the set of tensors that the program reads. Tensors that stayed with a pool worker are fetched
-// on first read.
+// A BatchOrigin holds the data about a batch that an offloaded module needs: its tensors as they arrived, the boundary
+// tensors that workers computed from them, and the set of tensors that the program reads. Tensors that stayed with a
+// pool worker are fetched on first read, so access to the parts of a Batch (penstock/batch.h) is implemented here, too.
 
 #include <ATen/core/Tensor.h>
 #include <sys/types.h>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The implementation of penstock::DataLoader: its workers, stream, epochs and position.
+// DataLoader::Impl is the implementation of penstock::DataLoader: its workers, stream, epochs and position. The public
+// functions of DataLoader and its iterator are implemented here, too.
 
 #include <cstdint>
 #include <memory>
@@ -9,7 +10,7 @@
 
 #include "api/loader_state.h"
 #include "api/worker_set.h"
-#include "base/process_bound.h"
+#include "base/process.h"
 #include "loader/stream.h"
 #include "penstock/data_loader.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The indices of an epoch's batches from a user-defined sampler, and the requests to an iterable dataset, which have no
-// indices.
+// The order of an epoch: the indices of its batches from a user-defined sampler, and the requests to an iterable
+// dataset, which have no indices. With shard_by_rank, the ranks of a job share the samples of one order.
 
 #include <cstdint>
 #include <memory>
@@ -9,12 +9,13 @@
 #include <vector>
 
 #include "loader/index_source.h"
+#include "penstock/options.h"
 #include "penstock/sampler.h"
 #include "sampling/rank_share.h"
 
 namespace penstock::api {
 
-// Confined to the trainer's thread.
+// The order of a user-defined sampler. Confined to the trainer's thread.
 class SamplerOrder final : public loader::IndexSource {
  public:
   // `skipped_batch_count` batches, delivered before the epoch was resumed, are drawn and discarded.
@@ -72,5 +73,24 @@ class ShardOrder final : public loader::IndexSource {
   wire::IndexKind kind_;
   std::vector<int64_t> zeros_;
 };
+
+// A process's rank in a job, and the number of ranks.
+struct JobPlace {
+  int64_t rank = 0;
+  int64_t world_size = 1;
+};
+
+// The rank from the options, or from the environment's RANK and WORLD_SIZE, else 0 of 1. Throws Error kValue for
+// invalid numbers.
+JobPlace place_in_job(const Options& options);
+
+// Fills in the options that depend on the rank: the rank, the size of its batches, and a generator that is the same on
+// all ranks. Without shard_by_rank, returns the options unchanged. Throws Error kValue for unsupported options, with
+// Python's messages.
+Options with_ranks(Options options);
+
+// The rank's share of an epoch that starts at its first sample; none without shard_by_rank. Takes options that
+// with_ranks() returned.
+std::optional<sampling::RankShareOptions> share_of(const Options& options);
 
 }  // namespace penstock::api

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A trainer's job at a native worker: makes and answers each requested batch. The counterpart for Python datasets is
-// python/penstock/pool/running_job.py.
+// A NativeJob is a trainer's job at a native worker: it makes and answers each requested batch, from the dataset of a
+// plug-in (make_dataset_of). The counterpart for Python datasets is python/penstock/pool/running_job.py.
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -13,14 +14,16 @@
 #include <string>
 #include <vector>
 
-#include "api/batch_transform.h"
+#include "api/module_call.h"
 #include "dataset/batch_reader.h"
 #include "dataset/job_text.h"
+#include "penstock/any_dataset.h"
+#include "wire/blob_record.h"
 #include "worker/batch_server.h"
 
 namespace penstock::api {
 
-// Confined to the thread that makes batches.
+// A job that was opened: its dataset and its transform. Confined to the thread that makes batches.
 class NativeJob {
  public:
   using FetchBlob = std::function<Result<std::vector<std::byte>>(const wire::BlobId&)>;
@@ -57,5 +60,13 @@ class NativeJob {
   };
   std::map<uint32_t, LaneStart> lanes_;
 };
+
+// The id of the blob with these bytes: their SHA-256 (PROTOCOL.md, "Blob message").
+wire::BlobId blob_id_of(std::span<const std::byte> bytes);
+
+// Loads the library of a plug-in and creates its dataset. The library stays loaded. Throws Error kUnsupported if the
+// library cannot be loaded, does not contain the dataset, or was built for another penstock or torch, and kDataset for
+// exceptions of the factory.
+AnyDataset make_dataset_of(const PluginDataset& plugin);
 
 }  // namespace penstock::api

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// One plan of a scripted module and all that its execution needs: the message to the workers, and the programs of the
-// trainer. The counterpart for Python programs is python/penstock/graph/script_plan.py.
+// A ScriptCut is one plan of a scripted module and all that its execution needs: the message to the workers, and the
+// programs of the trainer, which first_difference() compares. The counterparts for Python programs are
+// python/penstock/graph/script_plan.py and python/penstock/cut/whole_comparison.py.
 
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/jit/api/module.h>
@@ -22,8 +23,7 @@
 #include "capture/program.h"
 #include "graph/plan.h"
 #include "graph/price.h"
-#include "graph/priced_cut.h"
-#include "graph/priced_plans.h"
+#include "graph/repricer.h"
 
 namespace penstock::api {
 
@@ -66,7 +66,7 @@ struct BoundaryLayout {
   friend bool operator==(const BoundaryLayout&, const BoundaryLayout&) = default;
 };
 
-// Thread-compatible.
+// A planned cut, and what was found while it was in use. Thread-compatible.
 struct ScriptCut {
   // A tensor of the module, of which the workers have a copy.
   struct Constant {
@@ -116,5 +116,27 @@ ScriptCut plan_script(const torch::jit::Module& module, const capture::ScriptCal
 // Cuts the same program with other prices, for calls like the call of `cut`. Does not time operators.
 ScriptCut plan_again(const ScriptCut& cut, const torch::jit::Module& module, const capture::ScriptCall& call,
                      const std::vector<at::Tensor>& leaves, const graph::Prices& prices);
+
+// TorchScript profiles and optimizes a program, and the programs of its gradients, from the second run on. From this
+// run on the program stays the same.
+inline constexpr int kSettledRuns = 4;
+
+// One side of the comparison: a part of the program, and the tensors that it takes in addition to the call.
+struct ScriptSide {
+  const capture::ScriptPart& part;
+  std::span<const at::Tensor> more = {};
+};
+
+// Compares the part of a scripted module that stays in the trainer with the whole module, results and gradients, bit
+// for bit. Both run on copies of the module with the same random numbers, and the program cannot observe any of it.
+// Returns the first kind of difference between the two sides, such as "gradients", or nothing. `devices` are the
+// devices that they run on, in addition to the CPU.
+std::optional<std::string> first_difference(const torch::jit::Module& module, const capture::ScriptCall& call,
+                                            const ScriptSide& whole, const ScriptSide& part,
+                                            std::span<const c10::Device> devices);
+
+// Runs a side, forward and backward, as often as TorchScript needs to optimize it.
+void settle(const torch::jit::Module& module, const capture::ScriptCall& call, const ScriptSide& side,
+            std::span<const c10::Device> devices);
 
 }  // namespace penstock::api

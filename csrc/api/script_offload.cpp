@@ -9,17 +9,20 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdio>
 #include <set>
+#include <string>
 #include <utility>
 
 #include "api/batch_origin.h"
 #include "api/data_loader_impl.h"
 #include "api/module_call.h"
-#include "api/script_comparison.h"
+#include "api/script_cut.h"
 #include "api/surroundings.h"
 #include "loader/client.h"
 #include "penstock/error.h"
-#include "runtime/same_bits.h"
+#include "penstock/offload.h"
+#include "runtime/compiled_prefix.h"
 
 namespace penstock {
 
@@ -89,9 +92,9 @@ std::shared_ptr<graph::PricedCut> priced(const ScriptCut& cut, std::shared_ptr<g
       graph::PricedCut{.plans = cut.plans, .pricing = std::move(pricing), .has_suffix = cut.suffix.has_value()});
 }
 
+// Makes TorchScript keep differentiable groups with few operators; a process-wide switch that is off by default.
 class SmallGroups {
  public:
-  // Makes TorchScript keep differentiable groups with few operators; a process-wide switch that is off by default.
   explicit SmallGroups(bool keeps_them) : keeps_them_(keeps_them) {
     if (keeps_them_) torch::jit::debugSetAutodiffSubgraphInlining(false);
   }
@@ -465,6 +468,20 @@ struct OffloadAccess {
 
 OffloadedModule offload(torch::jit::Module module, DataLoader& loader, OffloadOptions options) {
   return OffloadAccess::make(std::move(module), loader, options);
+}
+
+std::string Plan::explain() const {
+  std::string text;
+  const auto add = [&](const char* where, const Group& group) {
+    char times[64] = "";
+    if (group.worker_s > 0 || group.trainer_s > 0)
+      std::snprintf(times, sizeof times, ", %.2f ms a batch", 1e3 * std::max(group.worker_s, group.trainer_s));
+    text += std::string(where) + group.label + times + ": " + group.reason + "\n";
+  };
+  for (const Group& group : moved) add("worker   ", group);
+  for (const Group& group : kept) add("trainer  ", group);
+  for (const std::string& reason : refused) text += "refused  " + reason + "\n";
+  return text;
 }
 
 }  // namespace penstock

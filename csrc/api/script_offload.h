@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The cuts of one scripted module for one loader: planned at a call, verified by comparison before use, and abandoned
-// when a check fails. The counterpart for Python programs is python/penstock/cut/script_models.py.
+// OffloadedModule::Impl holds the cuts of one scripted module for one loader: planned at a call, verified by comparison
+// before use, and abandoned when a check fails. The counterpart for Python programs is
+// python/penstock/cut/script_models.py. The public functions of OffloadedModule and Plan are implemented here, too.
 
 #include <ATen/core/ivalue.h>
 #include <sys/types.h>
@@ -15,7 +16,7 @@
 
 #include "api/batch_origin.h"
 #include "api/script_cut.h"
-#include "api/script_pricing.h"
+#include "api/step_meter.h"
 #include "api/worker_set.h"
 #include "capture/program.h"
 #include "graph/price.h"

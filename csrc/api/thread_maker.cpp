@@ -9,11 +9,10 @@
 #include <vector>
 
 #include "api/exceptions.h"
-#include "base/live_clock.h"
-#include "dataset/memory.h"
+#include "base/clock.h"
+#include "dataset/collator.h"
 #include "dataset/nest_value.h"
-#include "dataset/packed_value.h"
-#include "wire/batch_facts.h"
+#include "wire/message.h"
 
 namespace penstock::api {
 namespace {

@@ -20,27 +20,18 @@
 #include <utility>
 #include <vector>
 
-#include "api/library_folder.h"
-#include "api/memory_caps.h"
-#include "api/torch_check.h"
-#include "api/warm_worker.h"
+#include "api/surroundings.h"
 #include "api/worker_options.h"
 #include "api/worker_service.h"
 #include "base/child_process.h"
-#include "base/descriptor_limit.h"
-#include "base/exit_pipe.h"
+#include "base/clock.h"
 #include "base/file_descriptor.h"
-#include "base/identity.h"
-#include "base/instant.h"
-#include "base/live_clock.h"
-#include "base/process_log.h"
-#include "base/stray_processes.h"
+#include "base/process.h"
 #include "net/key_folder.h"
-#include "net/shared_key_folder.h"
 #include "penstock/error.h"
-#include "server/server_addresses.h"
-#include "worker/malloc_tuning.h"
-#include "worker/pool_server.h"
+#include "server/server_program.h"
+#include "worker/batch_server.h"
+#include "worker/process_memory.h"
 
 namespace penstock {
 namespace {

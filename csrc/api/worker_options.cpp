@@ -13,9 +13,9 @@
 #include <cstring>
 #include <utility>
 
-#include "base/environment.h"
 #include "base/file_descriptor.h"
-#include "net/host_address.h"
+#include "base/process.h"
+#include "net/endpoint.h"
 
 namespace penstock::api {
 namespace {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The workers of a loader: threads of this process, processes on this machine, or pool workers.
+// A WorkerSet holds the workers of a loader: threads of this process, processes on this machine, or pool workers.
+// make_workers() creates the set that the options require, and check_options() rejects invalid options.
 
 #include <c10/core/Device.h>
 
@@ -15,7 +16,7 @@
 
 #include "api/loader_state.h"
 #include "api/step_meter.h"
-#include "api/told_threads.h"
+#include "api/thread_maker.h"
 #include "loader/client.h"
 #include "penstock/data_loader.h"
 #include "pool_client/leaf_withholding.h"
@@ -33,7 +34,8 @@ struct DatasetShape {
   int64_t sample_count = 0;  // of a map-style dataset
 };
 
-// Thread-compatible: for the trainer's thread.
+// The workers of one loader, and the data that offloaded modules exchange with them. Thread-compatible: for the
+// trainer's thread.
 class WorkerSet {
  public:
   using Message = SharedPrefixes::Message;
@@ -95,7 +97,7 @@ class WorkerSet {
 
  private:
   virtual void use_prefixes(std::vector<Message> messages) = 0;
-  // Sets the leaves that batches leave out from now on: a shipment (wire/shipment.h), or none.
+  // Sets the leaves that batches leave out from now on: a shipment (wire/blob_record.h), or none.
   virtual void use_shipment(std::optional<std::vector<std::byte>>) {}
 
   bool notes_origins_ = false;
@@ -113,5 +115,13 @@ std::unique_ptr<WorkerSet> make_workers(const AnyDataset& dataset, const Options
 
 // The number of shards in which the workers read the dataset.
 uint32_t shard_count_of(const DatasetShape& shape, const Options& options);
+
+// Throws Error kValue for invalid or conflicting options, with Python's message if Python has the same error.
+void check_options(const AnyDataset& dataset, const Options& options);
+// The same for options whose validity depends on the dataset's shape.
+void check_options_of(const DatasetShape& shape, const Options& options);
+
+// The device that batches are copied to, unless it is the CPU.
+std::optional<c10::Device> staged_device(const Options& options);
 
 }  // namespace penstock::api

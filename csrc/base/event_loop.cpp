@@ -9,8 +9,8 @@
 #include <system_error>
 #include <utility>
 
-#include "base/assert.h"
-#include "base/exception_name.h"
+#include "base/process.h"
+#include "base/result.h"
 
 namespace penstock {
 namespace {

@@ -14,15 +14,14 @@
 #include <string>
 #include <thread>
 
-#include "base/board.h"
-#include "base/bounded_queue.h"
+#include "base/file_descriptor.h"
+#include "base/mutex.h"
 #include "base/result.h"
-#include "base/waker.h"
 
 namespace penstock {
 
 // Thread-safe, except start() and stop(), which are confined to the owner's thread. Bound to its process: a forked
-// child must not destroy it (process_bound.h).
+// child must not destroy it (process.h).
 class EventLoop {
  public:
   // The work of a loop. All methods are called on the loop's thread.

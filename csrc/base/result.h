@@ -1,16 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The result of a call that can fail in a healthy system: a value, or an error with a code and a sentence.
-// Code below the bindings does not throw for an expected event; the bindings turn the code into a Python exception.
+// How code reports that it failed. A call that can fail in a healthy system returns a Result: a value, or an error with
+// a code and a sentence. Code below the bindings does not throw for an expected event; the bindings turn the code into
+// a Python exception. PENSTOCK_ASSERT is for facts that hold unless penstock itself has a bug.
 
 #include <cstdint>
 #include <optional>
+#include <sstream>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <variant>
 
-#include "base/assert.h"
+namespace penstock {
+
+// A bug in penstock. Python sees it as RuntimeError.
+class AssertionFailure : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+template <typename... Parts>
+[[noreturn]] void fail_assertion(const char* condition, const char* file, int line, const Parts&... parts) {
+  std::ostringstream text;
+  text << "penstock internal assertion failed: " << condition << " at " << file << ":" << line << ". ";
+  ((text << parts), ...);
+  text << " This is a bug in penstock, not in your program; please report it in the penstock issue tracker.";
+  throw AssertionFailure(text.str());
+}
+
+}  // namespace penstock
+
+// Throws AssertionFailure unless `condition` holds. Stays on in release builds: a wrong batch is worse than a training
+// run that stops.
+#define PENSTOCK_ASSERT(condition, ...)                                                      \
+  do {                                                                                       \
+    if (!(condition)) [[unlikely]]                                                           \
+      ::penstock::fail_assertion(#condition, __FILE__, __LINE__ __VA_OPT__(, ) __VA_ARGS__); \
+  } while (false)
 
 namespace penstock {
 

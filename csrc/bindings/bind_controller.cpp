@@ -10,16 +10,14 @@
 #include <utility>
 #include <variant>
 
-#include "base/closed_memory.h"
-#include "base/descriptor_limit.h"
-#include "base/identity.h"
-#include "base/instant.h"
+#include "base/bytes.h"
+#include "base/clock.h"
+#include "base/process.h"
 #include "bindings/raise.h"
 #include "controller/controller.h"
 #include "controller/operator_request.h"
 #include "net/key_folder.h"
 #include "net/key_making.h"
-#include "net/shared_key_folder.h"
 
 namespace py = pybind11;
 

@@ -13,14 +13,13 @@
 
 #include "bindings/raise.h"
 #include "capture/capture.h"
-#include "capture/operator_twins.h"
+#include "capture/operator_traits.h"
 #include "capture/schema.h"
 #include "graph/call_flow.h"
 #include "graph/device_bits.h"
 #include "graph/effects.h"
 #include "graph/extract.h"
 #include "graph/ir_text.h"
-#include "graph/needed_calls.h"
 #include "graph/plan.h"
 #include "graph/price.h"
 

@@ -1,15 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
+// A worker's processes in Python: the separation of job processes from the machine, the exit pipe of a process, and the
+// stray processes that it leaves.
 #include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/child_process.h"
 #include "base/job_separation.h"
 #include "bindings/raise.h"
 
@@ -93,6 +98,47 @@ void bind_job_separation(py::module_& module) {
       },
       py::arg("folder"), py::kw_only(), py::arg("needed"), py::arg("is_demanded"), py::arg("way_to_demand"),
       py::arg("refusal"));
+}
+
+void bind_exit_pipe(py::module_& module) {
+  module.def(
+      "write_exit_line",
+      [](int fd, const std::string& word, const std::string& text) {
+        const auto known = exit_word_named(word);
+        if (!known) throw py::value_error("an exit line must start with a word of the protocol, got " + word);
+        write_exit_line(fd, *known, text);
+      },
+      py::arg("fd"), py::arg("word"), py::arg("text") = "");
+  py::class_<ExitPipe>(module, "ExitPipe")
+      .def_static("open", [] { return std::make_unique<ExitPipe>(unwrap(ExitPipe::open())); })
+      .def_property_readonly("read_fd", &ExitPipe::read_fd)
+      .def_property_readonly("write_fd", &ExitPipe::write_fd)
+      .def("close_write", &ExitPipe::close_write)
+      .def("read", &ExitPipe::read)
+      .def_property_readonly("has_served", &ExitPipe::has_served)
+      .def_property_readonly("left", &ExitPipe::left)
+      .def_property_readonly("end",
+                             [](const ExitPipe& self) {
+                               const auto word = self.end();
+                               return word ? std::optional(name_of(*word)) : std::nullopt;
+                             })
+      .def_property_readonly("text", [](const ExitPipe& self) {
+        // The text may be truncated in the middle of a character.
+        const std::string& text = self.text();
+        return py::reinterpret_steal<py::str>(
+            PyUnicode_DecodeUTF8(text.data(), static_cast<py::ssize_t>(text.size()), "replace"));
+      });
+  py::class_<StrayProcesses>(module, "StrayProcesses")
+      .def(py::init<>())
+      .def(
+          "end_all_but",
+          [](StrayProcesses& self, const std::vector<pid_t>& own, double timeout_s) {
+            const py::gil_scoped_release released;
+            const auto timeout = std::chrono::duration<double>(timeout_s);
+            return self.end_all_but(own, std::chrono::steady_clock::now() +
+                                             std::chrono::duration_cast<std::chrono::steady_clock::duration>(timeout));
+          },
+          py::arg("own"), py::arg("timeout_s"));
 }
 
 }  // namespace penstock::bindings

@@ -9,16 +9,15 @@
 #include <csignal>
 #include <limits>
 
-#include "base/instant.h"
-#include "base/live_clock.h"
+#include "base/clock.h"
 #include "bindings/profiler_range.h"
-#include "bindings/python_indices.h"
 #include "bindings/python_nest.h"
+#include "bindings/python_requests.h"
 #include "bindings/raise.h"
 #include "device/accelerator_device.h"
 #include "loader/client.h"
 #include "loader/stream.h"
-#include "wire/batch_key.h"
+#include "wire/message.h"
 
 namespace py = pybind11;
 

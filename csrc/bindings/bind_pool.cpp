@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// A trainer's side of a pool in Python: its client, the leaves that stay with the workers, and the relay between the
+// ranks of a replica group.
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/headeronly/version.h>
@@ -6,6 +8,7 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -13,18 +16,19 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/python_blob_id.h"
+#include "base/result.h"
+#include "bindings/python_requests.h"
 #include "bindings/raise.h"
-#include "bindings/replica_keys.h"
 #include "device/accelerator_device.h"
-#include "net/shared_key_folder.h"
-#include "pool_client/job_identity.h"
+#include "net/key_folder.h"
+#include "net/keys.h"
 #include "pool_client/leaf_withholding.h"
 #include "pool_client/pool_client.h"
+#include "pool_client/pool_directory.h"
 #include "replica/relay.h"
 #include "runtime/numeric_fingerprint.h"
+#include "wire/blob_record.h"
 #include "wire/control_record.h"
-#include "wire/shipment.h"
 
 namespace py = pybind11;
 
@@ -38,6 +42,27 @@ using pool_client::PoolSource;
 using wire::BlobId;
 
 namespace {
+
+// The keys of one rank for the other ranks of its replica group, for this run only. Thread-compatible.
+class ReplicaKeys {
+ public:
+  ReplicaKeys() : pair_(net::KeyPair::generate()) {}
+
+  std::string public_key() const { return pair_.public_key().text(); }
+  Result<net::KeyPair> copy() const { return net::KeyPair::parse_secret(pair_.secret_text().text()); }
+
+  // The key ring of a follower: `leader` is the worker that it knows.
+  Result<net::KeyRing> ring_towards(const net::PublicKey& leader) const {
+    auto own = copy();
+    if (!own) return own.error();
+    net::PublicKeys keys{.roles = {net::KeyPair::generate().public_key(), pair_.public_key(), leader,
+                                   net::KeyPair::generate().public_key()}};
+    return net::KeyRing(net::Role::kTrainer, std::move(own).value(), std::move(keys), net::KeyOrigin::kGiven);
+  }
+
+ private:
+  net::KeyPair pair_;
+};
 
 struct PoolSettings {
   std::string controller;
@@ -162,10 +187,11 @@ void bind_pool(py::module_& module) {
                        const std::string& job, const std::string& about, uint32_t worker_count_max,
                        uint64_t arena_bytes, bool is_iterable, bool trust_workers,
                        const std::vector<std::tuple<uint64_t, std::string, std::string>>& own_workers,
-                       uint32_t prefetch_factor, uint64_t prefetch_bytes, uint32_t shard_count, bool in_order, bool keep_indices, bool pin_memory,
-                       const std::optional<std::string>& device,
-                       const std::shared_ptr<loader::AheadWishes>& ahead, const std::string& gpu_uuid, const std::string& job_identity,
-                       std::pair<uint32_t, uint32_t> rank, const std::shared_ptr<replica::Relay>& relay,
+                       uint32_t prefetch_factor, uint64_t prefetch_bytes, uint32_t shard_count, bool in_order,
+                       bool keep_indices, bool pin_memory, const std::optional<std::string>& device,
+                       const std::shared_ptr<loader::AheadWishes>& ahead, const std::string& gpu_uuid,
+                       const std::string& job_identity, std::pair<uint32_t, uint32_t> rank,
+                       const std::shared_ptr<replica::Relay>& relay,
                        std::optional<std::pair<std::shared_ptr<ReplicaKeys>, std::string>> own_keys) {
              return make_client({.controller = controller,
                                  .key_folder = key_folder,
@@ -225,7 +251,7 @@ void bind_pool(py::module_& module) {
             for (const auto& [shard_id, place] : places) {
               const auto state = std::as_bytes(std::span(place.second));
               lanes.emplace(shard_id + 1, pool_client::LanePlaces::Place{.batch_count = place.first,
-                                                                    .state = {state.begin(), state.end()}});
+                                                                         .state = {state.begin(), state.end()}});
             }
             self.set_lanes(std::move(lanes));
           },
@@ -238,6 +264,62 @@ void bind_pool(py::module_& module) {
         const auto silence = self.controller_silence();
         return silence ? std::optional(std::chrono::duration<double>(*silence).count()) : std::nullopt;
       });
+}
+
+using replica::Relay;
+
+namespace {
+
+using Seat = std::tuple<std::string, std::string, std::string>;  // name, key, handover
+
+Result<std::shared_ptr<Relay>> start(const ReplicaKeys& keys, std::string leader, std::string bind_host,
+                                     const std::vector<Seat>& followers, uint64_t arena_bytes,
+                                     uint64_t held_bytes_max) {
+  std::vector<replica::FollowerSeat> seats;
+  for (const auto& [name, key_text, handover] : followers) {
+    auto key = net::PublicKey::parse(key_text);
+    if (!key) return key.error();
+    seats.push_back({.name = name, .key = key.value(), .handover = handover});
+  }
+  auto pair = keys.copy();
+  if (!pair) return pair.error();
+  return Relay::start({.leader = std::move(leader),
+                       .keys = std::move(pair).value(),
+                       .bind_host = std::move(bind_host),
+                       .arena_bytes = arena_bytes,
+                       .held_bytes_max = held_bytes_max,
+                       .followers = std::move(seats)});
+}
+
+}  // namespace
+
+void bind_replica(py::module_& module) {
+  py::class_<ReplicaKeys, std::shared_ptr<ReplicaKeys>>(module, "ReplicaKeys")
+      .def(py::init<>())
+      .def_property_readonly("public_key", &ReplicaKeys::public_key);
+  py::class_<Relay, std::shared_ptr<Relay>>(module, "Relay")
+      .def(py::init([](const ReplicaKeys& keys, const std::string& leader, const std::string& bind_host,
+                       const std::vector<Seat>& followers, uint64_t arena_bytes, uint64_t held_bytes_max) {
+             return unwrap(
+                 without_gil([&] { return start(keys, leader, bind_host, followers, arena_bytes, held_bytes_max); }));
+           }),
+           py::kw_only(), py::arg("keys"), py::arg("leader"), py::arg("bind_host"), py::arg("followers"),
+           py::arg("arena_bytes"), py::arg("held_bytes_max"))
+      .def_property_readonly("addresses",
+                             [](const Relay& self) {
+                               std::vector<std::tuple<uint64_t, std::string, std::string>> addresses;
+                               for (const auto& address : self.addresses())
+                                 addresses.emplace_back(address.worker_id, address.endpoint, address.handover);
+                               return addresses;
+                             })
+      .def_property_readonly("awaited_follower",
+                             [](const Relay& self) -> std::optional<std::pair<std::string, double>> {
+                               const auto awaited = self.awaited_follower();
+                               if (!awaited) return std::nullopt;
+                               return std::pair(awaited->first, std::chrono::duration<double>(awaited->second).count());
+                             })
+      .def_property_readonly("handed_count", &Relay::handed_count)
+      .def("close", &Relay::close, py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace penstock::bindings

@@ -8,10 +8,9 @@
 #include <vector>
 
 #include "bindings/raise.h"
-#include "simulator/job_table.h"
-#include "simulator/profile_table.h"
 #include "simulator/report.h"
 #include "simulator/simulation.h"
+#include "simulator/world.h"
 
 namespace py = pybind11;
 

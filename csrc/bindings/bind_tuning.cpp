@@ -10,7 +10,6 @@
 
 #include "bindings/raise.h"
 #include "scheduling/worker_choice.h"
-#include "scheduling/worker_tuner.h"
 
 namespace py = pybind11;
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "bindings/python_array.h"
-#include "bindings/python_named_tuple.h"
+#include "bindings/python_nest.h"
 #include "bindings/raise.h"
 #include "wire/frame.h"
 #include "worker/slab_writer.h"

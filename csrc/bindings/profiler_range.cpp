@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "base/environment.h"
+#include "base/process.h"
 
 namespace penstock::bindings {
 namespace {

@@ -11,7 +11,7 @@
 #include <optional>
 #include <span>
 
-#include "base/content_digest.h"
+#include "base/bytes.h"
 #include "worker/process_memory.h"
 
 namespace penstock::bindings {

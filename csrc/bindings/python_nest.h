@@ -3,18 +3,21 @@
 // Conversion between a Python batch and its nest (wire/nest.h). Only this code, python_collate, plain_nest and
 // python_content walk Python objects. Exact dicts, lists, tuples, text, numbers, None and plain tensors become tokens;
 // any other object, or a container that occurs twice, makes the whole batch one pickle, whose tensors are still sent in
-// the table.
+// the table. A named tuple is identified by the name of its class, "module:qualified name", which both sides have.
 
 #include <ATen/core/Tensor.h>
 #include <pybind11/pybind11.h>
 
 #include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "wire/nest.h"
 
 namespace penstock::bindings {
 
+// A batch as it is sent: its nest, and the tensors that the nest refers to.
 struct EncodedNest {
   wire::NestWriter nest;
   std::vector<at::Tensor> tensors;  // in table order, each once
@@ -33,5 +36,22 @@ bool is_exact_tensor(PyObject* object);
 
 // The Python object of a tensor; the existing one if there is one.
 pybind11::object wrap_tensor(const at::Tensor& tensor);
+
+// Whether the class of `object` was made by collections.namedtuple or typing.NamedTuple, or is a subclass of one.
+bool is_named_tuple(pybind11::handle object);
+
+// The name of field `index`.
+std::string field_name(pybind11::handle named_tuple, size_t index);
+
+// The reason why an object that is_named_tuple() cannot be rebuilt from its name and its values; empty if it can.
+std::string named_tuple_refusal(pybind11::handle named_tuple);
+
+// The name of the class: "module:qualified name".
+std::string named_tuple_name(pybind11::handle named_tuple);
+
+// Makes a named tuple without running any code that the name refers to: the class is looked up in the dictionaries of
+// modules that this process has imported and of their classes, and only tuple's constructor makes the object. Raises
+// UnsupportedError if this process has no such class, or the name refers to something else.
+pybind11::object make_named_tuple(std::string_view name, const pybind11::tuple& values);
 
 }  // namespace penstock::bindings

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The columns of a batch's samples, filled sample by sample: a sample's entries are close together in memory, a
-// column's are not. Numbers are extracted immediately, so that each object is read only once; all other entries are
-// kept as the list or tuple that torch's default_collate makes from a column.
+// The samples of a batch, read row by row. PythonRows collects their entries in columns, with numbers of one NumberKind
+// each; PythonSampleRows moves their tensors into the rows of the batch.
 
+#include <c10/core/ScalarType.h>
 #include <pybind11/pybind11.h>
 
 #include <cstddef>
@@ -11,11 +11,38 @@
 #include <span>
 #include <vector>
 
-#include "bindings/python_numbers.h"
+#include "worker/stack.h"
 
 namespace penstock::bindings {
 
-// Confined to one call, under the interpreter lock. Runs no user-defined code.
+// One type of numbers in samples, Python's or numpy's scalars, and the dtype that torch's default_collate gives to a
+// column of them. A column is of this kind if the type of each of its numbers is exactly this type.
+struct NumberKind {
+  enum class Read { kFloat, kInteger, kTruth };
+
+  PyTypeObject* type;
+  at::ScalarType dtype;
+  Read read;
+};
+
+// The kinds of the numbers that samples may contain. Confined to one call, under the interpreter lock.
+class NumberKinds {
+ public:
+  // No value for other objects: instances of subclasses, and numpy's other scalars, too.
+  std::optional<NumberKind> find(PyObject* object);
+
+ private:
+  std::vector<NumberKind> of_numpy_;  // looked up at the first numpy object
+};
+
+// Extracts the number from an object. Returns false if the object has another type, or is an integer of more than 64
+// bits. Runs no user-defined code.
+bool read_number(const NumberKind& kind, PyObject* object, worker::Number& number);
+
+// The columns of a batch's samples, filled sample by sample: a sample's entries are close together in memory, a
+// column's are not. Numbers are extracted immediately, so that each object is read only once; all other entries are
+// kept as the list or tuple that torch's default_collate makes from a column. Confined to one call, under the
+// interpreter lock. Runs no user-defined code.
 class PythonRows {
  public:
   enum class Columns { kLists, kTuples };
@@ -55,6 +82,28 @@ class PythonRows {
   std::vector<worker::Number> numbers_;  // column by column
   size_t row_ = 0;
   size_t tile_row_count_ = 0;
+};
+
+// dataset[index], with the sample's tensors moved into their rows of the batch (worker/stack.h). A sample consists of
+// exact tuples, lists, dicts and tensors; other parts stay as they are, as do objects with other references.
+class PythonSampleRows {
+ public:
+  explicit PythonSampleRows(worker::SlabWriter& writer) : rows_(writer), clock_(writer.clock()) {}
+
+  // Starts a batch of `sample_count` samples.
+  void begin(size_t sample_count) { rows_.begin(sample_count); }
+
+  // Returns dataset[index]. Raises the dataset's exceptions.
+  pybind11::object fetch(pybind11::handle dataset, pybind11::handle index);
+
+  // The batch is finished or abandoned. Returns whether samples had tensors that can be moved.
+  bool end() { return rows_.end(); }
+
+ private:
+  pybind11::object moved(PyObject* value);
+
+  worker::SampleRows rows_;
+  dataset::FetchClock& clock_;
 };
 
 }  // namespace penstock::bindings

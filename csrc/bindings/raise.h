@@ -1,10 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The boundary between Results and exceptions: the one table from error codes to Python exceptions. Codes with a class
-// in penstock.errors raise it; mistakes of the caller are ValueErrors.
+// The boundary between Results and exceptions, and between code with and without the interpreter lock. The one table
+// from error codes to Python exceptions is here: codes with a class in penstock.errors raise it; mistakes of the caller
+// are ValueErrors.
 
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <type_traits>
+#include <utility>
+
+#include "base/clock.h"
 #include "base/result.h"
 
 namespace penstock::bindings {
@@ -40,6 +48,25 @@ auto without_gil(Work work) {
   }();
   PyEval_RestoreThread(state);
   return result;
+}
+
+inline constexpr auto kSignalInterval = std::chrono::milliseconds(100);  // maximum delay until a signal is handled
+
+// Returns the result of `ask(until)`, a worker's wait for its native thread, or no value at the deadline. Waits without
+// the interpreter lock, and in slices, so that signals are handled meanwhile: `ask` waits at most until its argument
+// and returns kTimeout if no result arrived. `raise` (raise_error or raise_failure) throws every other error.
+template <typename Ask>
+auto wait_for(double timeout_s, void (*raise)(const Fault&), Ask ask)
+    -> std::optional<std::decay_t<decltype(ask(std::chrono::steady_clock::now()).value())>> {
+  using std::chrono::steady_clock;
+  const auto deadline = steady_clock::now() + duration_of(timeout_s);
+  for (;;) {
+    auto result = without_gil([&] { return ask(std::min(deadline, steady_clock::now() + kSignalInterval)); });
+    if (result) return std::move(result).value();
+    if (result.error().code != Errc::kTimeout) raise(result.error());
+    if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
+    if (steady_clock::now() >= deadline) return std::nullopt;
+  }
 }
 
 }  // namespace penstock::bindings

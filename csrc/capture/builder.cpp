@@ -2,15 +2,207 @@
 #include "capture/builder.h"
 
 #include <algorithm>
+#include <array>
 #include <string_view>
+#include <tuple>
+#include <utility>
 
-#include "capture/devices.h"
-#include "capture/optional.h"
-#include "capture/types.h"
-#include "graph/alias_sets.h"
+#include "base/result.h"
+#include "capture/schema.h"
+#include "graph/effects.h"
 #include "graph/ir_text.h"
 
 namespace penstock::capture {
+namespace {
+
+enum class Rule : uint8_t { kSame, kOneMore, kOneLess, kOfList };
+
+struct RankRule {
+  std::string_view op;  // of aten, without overload
+  Rule rule;
+};
+
+// Operators that are not pointwise, with a rule for the rank of their first operand. `kOfList`: the second operand is a
+// list with one size per dimension.
+constexpr std::array<RankRule, 48> kRules = {{
+    {"to", Rule::kSame},
+    {"contiguous", Rule::kSame},
+    {"clone", Rule::kSame},
+    {"detach", Rule::kSame},
+    {"type_as", Rule::kSame},
+    {"zeros_like", Rule::kSame},
+    {"ones_like", Rule::kSame},
+    {"full_like", Rule::kSame},
+    {"permute", Rule::kSame},
+    {"transpose", Rule::kSame},
+    {"flip", Rule::kSame},
+    {"roll", Rule::kSame},
+    {"slice", Rule::kSame},
+    {"narrow", Rule::kSame},
+    {"pad", Rule::kSame},
+    {"constant_pad_nd", Rule::kSame},
+    {"reflection_pad1d", Rule::kSame},
+    {"reflection_pad2d", Rule::kSame},
+    {"replication_pad2d", Rule::kSame},
+    {"cumsum", Rule::kSame},
+    {"softmax", Rule::kSame},
+    {"log_softmax", Rule::kSame},
+    {"layer_norm", Rule::kSame},
+    {"batch_norm", Rule::kSame},
+    {"instance_norm", Rule::kSame},
+    {"group_norm", Rule::kSame},
+    {"linear", Rule::kSame},
+    {"conv1d", Rule::kSame},
+    {"conv2d", Rule::kSame},
+    {"conv3d", Rule::kSame},
+    {"avg_pool2d", Rule::kSame},
+    {"max_pool2d", Rule::kSame},
+    {"adaptive_avg_pool2d", Rule::kSame},
+    {"upsample_nearest1d", Rule::kSame},
+    {"upsample_nearest2d", Rule::kSame},
+    {"upsample_nearest3d", Rule::kSame},
+    {"_upsample_nearest_exact1d", Rule::kSame},
+    {"_upsample_nearest_exact2d", Rule::kSame},
+    {"upsample_linear1d", Rule::kSame},
+    {"upsample_bilinear2d", Rule::kSame},
+    {"upsample_bicubic2d", Rule::kSame},
+    {"_upsample_bilinear2d_aa", Rule::kSame},
+    {"_upsample_bicubic2d_aa", Rule::kSame},
+    {"unsqueeze", Rule::kOneMore},
+    {"select", Rule::kOneLess},
+    {"view", Rule::kOfList},
+    {"reshape", Rule::kOfList},
+    {"expand", Rule::kOfList},
+}};
+
+constexpr std::string_view kAten = "aten::";
+
+std::string_view without_overload(std::string_view op) {
+  op.remove_prefix(kAten.size());
+  return op.substr(0, op.find('.'));
+}
+
+// Whether the operator returns a number, which broadcasts with anything.
+bool is_number(std::string_view op) {
+  return (op.starts_with("size::") && op != "size::sizes") || op == "aten::sym_size.int" || op == "aten::item";
+}
+
+}  // namespace
+
+std::optional<size_t> Ranks::find(graph::ValueId value) const {
+  const auto found = ranks_.find(value);
+  return found == ranks_.end() ? std::nullopt : std::optional(found->second);
+}
+
+void Ranks::note_call(const graph::Node& call) {
+  if (is_number(call.op)) return set(call.results.front(), 0);
+  if (call.op.starts_with("torchscript::")) return ranks_.clear();  // it writes the tensors that it reads
+  if (!call.op.starts_with(kAten)) return;
+  const auto op = find_operator(call.op);
+  if (!op) return;
+  const bool is_pointwise = op->hasTag(at::Tag::pointwise);
+  if (op->hasTag(at::Tag::inplace_view) || (op->schema().is_mutable() && !is_pointwise)) return ranks_.clear();
+  if (call.results.size() != 1 || call.args.empty()) return;
+  std::optional<size_t> rank;
+  if (is_pointwise) {
+    rank = broadcast_rank(call);
+  } else {
+    const auto found = std::find_if(kRules.begin(), kRules.end(),
+                                    [&](const RankRule& rule) { return rule.op == without_overload(call.op); });
+    const std::optional<size_t> of_first = rank_of(call.args.front());
+    if (found == kRules.end() || !of_first) return;
+    switch (found->rule) {
+      case Rule::kSame: rank = of_first; break;
+      case Rule::kOneMore: rank = *of_first + 1; break;
+      case Rule::kOneLess:
+        if (*of_first > 0) rank = *of_first - 1;
+        break;
+      case Rule::kOfList:
+        if (call.args.size() > 1)
+          if (const auto* sizes = call.args[1].get<graph::Argument::List>()) rank = sizes->size();
+        break;
+    }
+  }
+  if (rank) set(call.results.front(), *rank);
+}
+
+std::optional<size_t> Ranks::rank_of(const graph::Argument& argument) const {
+  const auto* value = argument.get<graph::ValueRef>();
+  return value == nullptr ? std::nullopt : find(value->id);
+}
+
+std::optional<size_t> Ranks::broadcast_rank(const graph::Node& call) const {
+  size_t most = 0;
+  const auto take = [&](const graph::Argument& argument) {
+    if (argument.get<graph::Argument::List>() != nullptr) return false;
+    if (argument.get<graph::ValueRef>() == nullptr) return true;  // a number, a dtype
+    const std::optional<size_t> rank = rank_of(argument);
+    most = std::max(most, rank.value_or(0));
+    return rank.has_value();
+  };
+  for (const graph::Argument& argument : call.args)
+    if (!take(argument)) return std::nullopt;
+  for (const auto& named : call.kwargs)
+    if (!take(named.value)) return std::nullopt;
+  return most;
+}
+
+Bound Bound::of_argument(graph::Argument argument) {
+  Bound bound;
+  bound.argument = std::move(argument);
+  return bound;
+}
+
+Bound Bound::of_number(const graph::Number& number) {
+  return std::visit(
+      [](auto value) {
+        if constexpr (std::is_same_v<decltype(value), double>) return of_argument({graph::Real(value)});
+        if constexpr (!std::is_same_v<decltype(value), double>) return of_argument({value});
+      },
+      number);
+}
+
+Bound Bound::of_object(c10::IValue object, std::string path) {
+  Bound bound;
+  bound.kind = Kind::kObject;
+  bound.object = std::move(object);
+  bound.path = std::move(path);
+  return bound;
+}
+
+Bound Bound::of_tuple(std::vector<Bound> items) {
+  Bound bound;
+  bound.kind = Kind::kTuple;
+  bound.items = std::move(items);
+  return bound;
+}
+
+Bound Bound::of_list(std::vector<Bound> items) {
+  graph::Argument::List arguments;
+  for (const Bound& item : items) {
+    if (item.kind != Kind::kArgument || item.is_number_tensor) return of_tuple(std::move(items));
+    arguments.push_back(item.argument);
+  }
+  return of_argument({std::move(arguments)});
+}
+
+std::optional<graph::Number> Bound::number() const {
+  if (kind != Kind::kArgument) return std::nullopt;
+  if (const auto* integer = argument.get<int64_t>()) return graph::Number(*integer);
+  if (const auto* real = argument.get<graph::Real>()) return graph::Number(real->value);
+  if (const auto* truth = argument.get<bool>()) return graph::Number(*truth);
+  return std::nullopt;
+}
+
+std::optional<std::vector<Bound>> Bound::elements() const {
+  if (kind == Kind::kTuple) return items;
+  const auto* arguments = argument.get<graph::Argument::List>();
+  if (kind != Kind::kArgument || arguments == nullptr) return std::nullopt;
+  std::vector<Bound> elements;
+  for (const graph::Argument& item : *arguments) elements.push_back(of_argument(item));
+  return elements;
+}
+
 namespace {
 
 [[noreturn]] void refuse_program(const std::string& why) {
@@ -187,6 +379,66 @@ void CaptureBuilder::turn_written_into_state() {
     else
       input.digest = content_digest(tensor.cpu());
   }
+}
+
+namespace {
+
+namespace jit = torch::jit;
+
+void add_values(const Bound& bound, std::vector<graph::Argument>& operands) {
+  if (const auto items = bound.elements()) {
+    for (const Bound& item : *items) add_values(item, operands);
+  } else if (bound.value() != nullptr) {
+    operands.push_back(bound.argument);
+  }
+}
+
+}  // namespace
+
+std::string where(const jit::Node* node) {
+  if (const auto place = node->sourceRange().file_line_col())
+    return std::string(node->kind().toQualString()) + " at " + std::get<0>(*place) + ":" +
+           std::to_string(std::get<1>(*place));
+  return node->kind().toQualString();
+}
+
+[[noreturn]] void refuse(const jit::Node* node, const std::string& why) {
+  throw Refusal{"the TorchScript program cannot be captured: " + where(node) + " " + why};
+}
+
+const Bound& ProgramValues::lookup(const jit::Value* value) const {
+  const Bound* found = find(value);
+  PENSTOCK_ASSERT(found != nullptr, "%", value->debugName(), " is read before it is created");
+  return *found;
+}
+
+const Bound* ProgramValues::find(const jit::Value* value) const {
+  const auto found = bounds_.find(value);
+  return found == bounds_.end() ? nullptr : &found->second;
+}
+
+std::vector<Bound> ProgramValues::inputs_of(const jit::Node* node) const {
+  std::vector<Bound> bounds;
+  for (const jit::Value* input : node->inputs()) bounds.push_back(lookup(input));
+  return bounds;
+}
+
+std::vector<graph::Argument> ProgramValues::of_graph(const std::vector<const jit::Value*>& values) const {
+  std::vector<graph::Argument> operands;
+  for (const jit::Value* value : values)
+    if (const Bound* bound = find(value)) add_values(*bound, operands);
+  return operands;
+}
+
+void ProgramValues::bind(const jit::Value* value, Bound bound) { bounds_[value] = std::move(bound); }
+
+void ProgramValues::bind_call(const jit::Node* node, graph::Node call) {
+  const auto results = builder_.append(std::move(call), node->outputs().size(), where(node));
+  for (size_t i = 0; i < results.size(); ++i) bind(node->outputs()[i], results[i]);
+}
+
+Bound ProgramValues::emit(const jit::Node* node, std::string op, std::vector<graph::Argument> arguments) {
+  return builder_.emit(std::move(op), std::move(arguments), where(node));
 }
 
 }  // namespace penstock::capture

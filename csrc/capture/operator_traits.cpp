@@ -1,20 +1,219 @@
 // SPDX-License-Identifier: Apache-2.0
-// annotate(): looks each operator up in the dispatcher. Fails closed: an operator is pure only if its schema, its tags,
-// the tables of families.h and its arguments rule out everything else.
+#include "capture/operator_traits.h"
 
 #include <ATen/core/enum_tag.h>
 #include <ATen/core/function_schema.h>
 #include <ATen/core/jit_type.h>
+#include <torch/csrc/jit/runtime/operator.h>
 
 #include <algorithm>
+#include <array>
+#include <span>
+#include <string_view>
 
 #include "capture/capture.h"
-#include "capture/families.h"
-#include "capture/operator_twins.h"
 #include "capture/schema.h"
 #include "graph/size_ops.h"
 
 namespace penstock::capture {
+namespace {
+
+// Facts about ATen's operators that are missing from their schemas. Each table is one fact, with the reason why the
+// schema is not trusted; names are without namespace and overload.
+
+// Results have the previous contents of the memory.
+inline constexpr std::array<std::string_view, 9> kUninitialised = {"empty",
+                                                                   "empty_like",
+                                                                   "empty_strided",
+                                                                   "empty_permuted",
+                                                                   "empty_quantized",
+                                                                   "new_empty",
+                                                                   "_empty_affine_quantized",
+                                                                   "_empty_per_channel_affine_quantized",
+                                                                   "new_empty_strided"};
+
+// Operate on storages, streams, files or pinned memory instead of values.
+inline constexpr std::array<std::string_view, 12> kBeyondValues = {
+    "resize",     "resize_",   "resize_as",     "resize_as_", "resize_as_sparse", "set",
+    "set_source", "from_file", "record_stream", "pin_memory", "_pin_memory",      "_resize_output"};
+
+// Results are not plain strided tensors. Each entry is a prefix of a name.
+inline constexpr std::array<std::string_view, 10> kNotPlain = {"sparse_",   "_sparse_",   "to_sparse", "_to_sparse",
+                                                               "to_mkldnn", "_to_mkldnn", "_nested_",  "nested_",
+                                                               "quantize_", "_make_per_"};
+
+// Writes that change their operand's view of its data, not the data.
+inline constexpr std::array<std::string_view, 4> kViewChanges = {"transpose_", "t_", "unsqueeze_", "squeeze_"};
+
+// Update running statistics that their schemas do not mark, if the argument named `flag` is true.
+struct RunningStatistics {
+  std::string_view op;
+  std::string_view flag;
+};
+inline constexpr std::array<RunningStatistics, 6> kRunningStatistics = {{{"batch_norm", "training"},
+                                                                         {"native_batch_norm", "training"},
+                                                                         {"_batch_norm_impl_index", "training"},
+                                                                         {"cudnn_batch_norm", "training"},
+                                                                         {"miopen_batch_norm", "training"},
+                                                                         {"instance_norm", "use_input_stats"}}};
+
+// Tagged as seeded, but do not draw if this argument has this value: `train` false, `dropout_p` zero.
+struct DrawSwitch {
+  std::string_view op;
+  std::string_view argument;
+};
+inline constexpr std::array<DrawSwitch, 16> kDrawSwitches = {
+    {{"dropout", "train"},
+     {"alpha_dropout", "train"},
+     {"feature_dropout", "train"},
+     {"feature_alpha_dropout", "train"},
+     {"native_dropout", "train"},
+     {"rrelu", "training"},
+     {"scaled_dot_product_attention", "dropout_p"},
+     {"_scaled_dot_product_flash_attention_for_cpu", "dropout_p"},
+     {"_scaled_dot_product_attention_math", "dropout_p"},
+     {"lstm", "train"},
+     {"gru", "train"},
+     {"rnn_tanh", "train"},
+     {"rnn_relu", "train"},
+     {"lstm", "dropout"},
+     {"gru", "dropout"},
+     {"rnn_tanh", "dropout"}}};
+
+// Composite operators may return an operand although their schemas do not mark it (dropout in eval mode does, type_as
+// does), so their results count as views. The operators in this table do not: they always compute into new memory.
+inline constexpr std::array<std::string_view, 43> kFreshComposites = {"conv1d",
+                                                                      "conv2d",
+                                                                      "conv3d",
+                                                                      "conv_transpose1d",
+                                                                      "conv_transpose2d",
+                                                                      "conv_transpose3d",
+                                                                      "linear",
+                                                                      "matmul",
+                                                                      "layer_norm",
+                                                                      "group_norm",
+                                                                      "instance_norm",
+                                                                      "batch_norm",
+                                                                      "max_pool1d",
+                                                                      "max_pool2d",
+                                                                      "max_pool3d",
+                                                                      "adaptive_avg_pool1d",
+                                                                      "adaptive_avg_pool2d",
+                                                                      "adaptive_avg_pool3d",
+                                                                      "cross_entropy_loss",
+                                                                      "nll_loss",
+                                                                      "nll_loss_nd",
+                                                                      "binary_cross_entropy_with_logits",
+                                                                      "cosine_similarity",
+                                                                      "pairwise_distance",
+                                                                      "cdist",
+                                                                      "relu6",
+                                                                      "selu",
+                                                                      "log_softmax",
+                                                                      "softmax",
+                                                                      "rms_norm",
+                                                                      "where",
+                                                                      "one_hot",
+                                                                      "vstack",
+                                                                      "hstack",
+                                                                      "dstack",
+                                                                      "column_stack",
+                                                                      "upsample_bilinear2d",
+                                                                      "upsample_nearest2d",
+                                                                      "upsample_bicubic2d",
+                                                                      "_upsample_bilinear2d_aa",
+                                                                      "_upsample_bicubic2d_aa",
+                                                                      "scaled_dot_product_attention",
+                                                                      "outer"};
+
+template <size_t count>
+constexpr bool is_one_of(const std::array<std::string_view, count>& names, std::string_view name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+using Arguments = std::vector<c10::Argument>;
+
+std::string_view name_in_aten(const c10::FunctionSchema& schema) {
+  std::string_view name = schema.name();
+  return name.starts_with("aten::") ? name.substr(6) : std::string_view();
+}
+
+std::string full_name(const c10::FunctionSchema& schema) {
+  return schema.overload_name().empty() ? schema.name() : schema.name() + "." + schema.overload_name();
+}
+
+// Returns the first overload of `name`, in torch's order, whose arguments fit.
+template <typename Fits>
+std::optional<std::string> find_overload(const std::string& name, const Fits& fits) {
+  for (const auto& op : torch::jit::getAllOperatorsFor(c10::Symbol::fromQualString(name)))
+    if (fits(op->schema())) return full_name(op->schema());
+  return std::nullopt;
+}
+
+bool have_same_names(const Arguments& a, const Arguments& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const auto& one, const auto& other) { return one.name() == other.name(); });
+}
+
+bool are_of_one_type(const c10::Argument& a, const c10::Argument& b) { return *a.type() == *b.type(); }
+
+}  // namespace
+
+std::vector<WrittenArgument> written_arguments(const c10::OperatorHandle& op) {
+  std::vector<WrittenArgument> written;
+  const c10::FunctionSchema& schema = op.schema();
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    const c10::AliasInfo* alias = schema.arguments()[i].alias_info();
+    if (alias != nullptr && alias->isWrite()) written.push_back({i});
+  }
+  for (const RunningStatistics& statistics : kRunningStatistics) {
+    if (statistics.op != name_in_aten(schema)) continue;
+    const std::optional<int> flag = schema.argumentIndexWithName(statistics.flag);
+    for (const char* name : {"running_mean", "running_var"}) {
+      const std::optional<int> position = schema.argumentIndexWithName(name);
+      if (!position) continue;
+      written.push_back({static_cast<size_t>(*position), flag ? std::optional<size_t>(*flag) : std::nullopt});
+    }
+  }
+  return written;
+}
+
+std::optional<FunctionalTwin> functional_twin(const c10::OperatorHandle& op) {
+  const c10::FunctionSchema& schema = op.schema();
+  const std::string_view name = name_in_aten(schema);
+  if (!name.ends_with('_') || op.hasTag(at::Tag::nondeterministic_seeded)) return std::nullopt;
+  const Arguments& wanted = schema.arguments();
+  // The overload usually has the same name; an exception is `pow_.Scalar`, whose twin is `pow.Tensor_Scalar`.
+  const auto fits = [&](const c10::FunctionSchema& other) {
+    const Arguments& arguments = other.arguments();
+    return !other.is_mutable() && have_same_names(arguments, wanted) &&
+           std::equal(arguments.begin(), arguments.end(), wanted.begin(), are_of_one_type);
+  };
+  std::optional<std::string> found = find_overload(schema.name().substr(0, schema.name().size() - 1), fits);
+  if (!found) return std::nullopt;
+  return FunctionalTwin{std::move(*found), is_one_of(kViewChanges, name)};
+}
+
+std::optional<std::string> overload_with_numbers(const c10::OperatorHandle& op, const std::set<size_t>& positions) {
+  const Arguments& wanted = op.schema().arguments();
+  bool is_other = false;
+  const auto takes_number = [&](size_t i) {
+    return positions.contains(i) && wanted[i].type()->kind() == c10::TypeKind::TensorType;
+  };
+  for (size_t i = 0; i < wanted.size(); ++i) is_other = is_other || takes_number(i);
+  if (!is_other) return std::nullopt;
+  return find_overload(op.schema().name(), [&](const c10::FunctionSchema& other) {
+    const Arguments& arguments = other.arguments();
+    if (!have_same_names(arguments, wanted)) return false;
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      const bool fits = takes_number(i) ? arguments[i].type()->kind() == c10::TypeKind::NumberType
+                                        : are_of_one_type(arguments[i], wanted[i]);
+      if (!fits) return false;
+    }
+    return true;
+  });
+}
+
 namespace {
 
 std::string_view base_name(std::string_view op) {
@@ -56,6 +255,8 @@ graph::Traits make_traits(graph::Purity purity, std::string reason = {}) {
   return traits;
 }
 
+// Looks each operator up in the dispatcher. Fails closed: an operator is pure only if its schema, its tags, the tables
+// of missing facts and its arguments rule out everything else.
 class Annotator {
  public:
   explicit Annotator(graph::Graph& graph)

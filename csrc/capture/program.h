@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A TorchScript program that was read with an example call, so that a plan for its graph can be applied to it.
+// A ScriptProgram is a TorchScript program that was read with an example call (ScriptCall), so that a plan for its
+// graph can be applied to it. The suffix of a plan is a ScriptPart, a program that runs like any other.
+// content_digest() (capture.h) is implemented here, too.
 
 #include <ATen/core/ivalue.h>
 
@@ -59,7 +61,7 @@ class ScriptPart {
   std::shared_ptr<torch::jit::Function> function_;  // shared by copies of this part: it compiles itself once
 };
 
-// Thread-compatible. Holds the module's attributes that were read.
+// A program that was read, with its graph. Holds the module's attributes that were read. Thread-compatible.
 class ScriptProgram {
  public:
   // Reads the forward of `module` in its present mode (train or eval). `leaf_indices` has, for each tensor of the call,

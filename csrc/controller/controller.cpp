@@ -8,12 +8,11 @@
 #include <utility>
 #include <variant>
 
-#include "base/identity.h"
-#include "base/live_clock.h"
-#include "controller/pool_costs.h"
+#include "base/clock.h"
+#include "base/process.h"
 #include "controller/pool_status.h"
-#include "net/control_limits.h"
-#include "net/readiness.h"
+#include "net/socket.h"
+#include "net/tcp_socket.h"
 
 namespace penstock::controller {
 namespace {

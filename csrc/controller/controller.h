@@ -13,11 +13,11 @@
 #include "controller/pool_status.h"
 #include "costs/cost_ledger.h"
 #include "net/authenticator.h"
-#include "net/key_ring.h"
+#include "net/keys.h"
 #include "net/server_socket.h"
 #include "scheduling/pool_scaling.h"
 #include "scheduling/roster.h"
-#include "session/newcomers.h"
+#include "session/enrolment.h"
 #include "wire/control_record.h"
 
 namespace penstock::controller {

@@ -7,10 +7,10 @@
 #include <utility>
 #include <variant>
 
-#include "base/live_clock.h"
+#include "base/clock.h"
 #include "net/client_socket.h"
-#include "net/control_limits.h"
-#include "net/readiness.h"
+#include "net/socket.h"
+#include "net/tcp_socket.h"
 
 namespace penstock::controller {
 

@@ -6,7 +6,7 @@
 
 #include "base/result.h"
 #include "net/endpoint.h"
-#include "net/key_ring.h"
+#include "net/keys.h"
 #include "wire/control_record.h"
 
 namespace penstock::controller {

@@ -9,12 +9,67 @@
 #include <string_view>
 #include <vector>
 
-#include "base/assert.h"
-#include "base/identity.h"
-#include "controller/json_text.h"
+#include "base/process.h"
+#include "base/result.h"
 
 namespace penstock::controller {
 namespace {
+
+std::string printed(const char* form, double value) {
+  std::array<char, 400> text;  // the largest double has 309 digits before the point
+  std::snprintf(text.data(), text.size(), form, value);
+  return text.data();
+}
+
+// Strings come from peers: all bytes other than plain ASCII are escaped one by one, so that the result is always JSON.
+std::string json_quoted(std::string_view text) {
+  std::string result = "\"";
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      result += '\\';
+      result += c;
+    } else if (byte >= 0x20 && byte < 0x7f) {
+      result += c;
+    } else {
+      std::array<char, 8> escaped;
+      std::snprintf(escaped.data(), escaped.size(), "\\u%04x", byte);
+      result += escaped.data();
+    }
+  }
+  return result + "\"";
+}
+
+const char* yes_or_no(bool value) { return value ? "true" : "false"; }
+
+std::string number(double value) { return printed("%.3f", value); }
+// For a batch or a sample, which may take microseconds.
+std::string fine_number(double value) { return printed("%.7f", value); }
+// With 15 digits for any magnitude; whole numbers are exact.
+std::string exact_number(double value) { return printed("%.15g", value); }
+std::string seconds(std::chrono::nanoseconds time) { return number(std::chrono::duration<double>(time).count()); }
+std::string number_or_null(std::optional<double> value) { return value ? number(*value) : "null"; }
+std::string exact_or_null(std::optional<double> value) { return value ? exact_number(*value) : "null"; }
+
+struct EntryList {
+  std::string json{};  // the entries, without brackets
+  size_t left_out_count = 0;
+};
+
+// Omits each entry that does not fit, and only these: a large entry must not hide the following ones.
+template <typename Entry, typename ToJson>
+EntryList list_of(const std::vector<Entry>& entries, const ToJson& to_json, size_t bytes_max) {
+  EntryList list;
+  for (const Entry& entry : entries) {
+    const std::string text = (list.json.empty() ? "" : ", ") + to_json(entry);
+    if (list.json.size() + text.size() > bytes_max) {
+      ++list.left_out_count;
+    } else {
+      list.json += text;
+    }
+  }
+  return list;
+}
 
 constexpr size_t kStatusBytesMin = 16 << 10;
 constexpr size_t kEngineTextBytesMax = 400;
@@ -159,6 +214,63 @@ std::string status_json(const scheduling::Roster& roster, const scheduling::Pool
   json += ", \"workers\": [" + workers.json + "], \"trainers\": [" + trainers.json;
   json += "], \"workers_left_out\": " + std::to_string(workers.left_out_count);
   return json + ", \"trainers_left_out\": " + std::to_string(trainers.left_out_count) + "}";
+}
+
+namespace {
+
+constexpr size_t kCostsBytesMin = 16 << 10;
+constexpr size_t kCostsFrameBytes = 512;  // the text around the list, the factors included
+constexpr double kMicros = 1e6;
+
+std::optional<double> given(const wire::CostFactor& factor) {
+  return factor.is_given ? std::optional(static_cast<double>(factor.micros) / kMicros) : std::nullopt;
+}
+
+std::string bill_json(const costs::Bill& bill) {
+  std::string json = "{\"worker_hours\": " + exact_number(bill.worker_hours);
+  json += ", \"cpu_hours\": " + exact_number(bill.cpu_hours);
+  json += ", \"bytes\": " + exact_number(bill.bytes) + ", \"batches\": " + exact_number(bill.batches);
+  json += ", \"samples\": " + exact_number(bill.samples) + ", \"energy_j\": " + exact_or_null(bill.energy_j);
+  json += ", \"gpu_energy_j\": " + exact_or_null(bill.gpu_energy_j);
+  return json + ", \"money\": " + exact_or_null(bill.money) + ", \"gco2\": " + exact_or_null(bill.gco2) + "}";
+}
+
+std::string job_json(const costs::CostLedger::Job& job, const costs::CostFactors& factors) {
+  const costs::Bill bill = costs::bill_of(job.costs, factors, job.gpu);
+  const auto per_thousand = costs::per_thousand_samples(bill);
+  std::string json = "{\"job\": " + json_quoted(job.name) + ", \"about\": " + json_quoted(job.about);
+  json += std::string(", \"is_running\": ") + yes_or_no(job.is_running);
+  json += ", \"since_report_s\": " + seconds(job.since_report);
+  json += ", \"user\": " + (job.user.empty() ? "null" : json_quoted(job.user));
+  json += ", \"tenancies\": " + std::to_string(job.costs.tenancy_count);
+  json += ", \"metered_tenancies\": " + std::to_string(job.costs.metered_tenancy_count);
+  json += ", \"metered_energy_j\": " + exact_number(static_cast<double>(job.costs.energy_uj) / kMicros);
+  json += ", \"total\": " + bill_json(bill);
+  return json + ", \"per_1000_samples\": " + (per_thousand ? bill_json(*per_thousand) : "null") + "}";
+}
+
+}  // namespace
+
+costs::CostFactors factors_of(const wire::CostsRequest& request,
+                              const std::optional<scheduling::PoolScaling::Standing>& engine) {
+  costs::CostFactors factors{.price_per_hour = given(request.price_per_hour),
+                             .energy_price_per_kwh = given(request.energy_price_per_kwh),
+                             .gco2_per_kwh = given(request.gco2_per_kwh)};
+  if (!factors.price_per_hour && engine && engine->report.price_micros_per_hour != 0)
+    factors.price_per_hour = static_cast<double>(engine->report.price_micros_per_hour) / kMicros;
+  return factors;
+}
+
+std::string costs_json(const costs::CostLedger& ledger, const costs::CostFactors& factors, Instant now,
+                       size_t bytes_max) {
+  PENSTOCK_ASSERT(bytes_max >= kCostsBytesMin, "bytes_max is too small for costs");
+  std::string json = "{\"factors\": {\"price_per_hour\": " + exact_or_null(factors.price_per_hour);
+  json += ", \"energy_price_per_kwh\": " + exact_or_null(factors.energy_price_per_kwh);
+  json += ", \"gco2_per_kwh\": " + exact_or_null(factors.gco2_per_kwh) + "}";
+  const auto to_json = [&](const costs::CostLedger::Job& job) { return job_json(job, factors); };
+  const EntryList jobs = list_of(ledger.jobs(now), to_json, bytes_max - kCostsFrameBytes);
+  json += ", \"jobs\": [" + jobs.json + "], \"jobs_left_out\": " + std::to_string(jobs.left_out_count);
+  return json + ", \"jobs_forgotten\": " + std::to_string(ledger.forgotten_count()) + "}";
 }
 
 }  // namespace penstock::controller

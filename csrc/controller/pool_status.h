@@ -1,7 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The answer to `penstock status`: workers, trainers with their queues, and the assignment of workers to trainers, as
-// JSON of a bounded size. Workers and trainers that do not fit are left out and counted. Pure.
+// The controller's answers to operators, `penstock status` and `penstock costs`, as JSON of a bounded size. Pure.
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "base/clock.h"
+#include "costs/cost_ledger.h"
+#include "scheduling/pool_scaling.h"
+#include "scheduling/roster.h"
+#include "wire/reports.h"
+
+namespace penstock::controller {
+
+// The last reported plan of a trainer.
+struct KnownPlan {
+  std::string json{};
+  uint64_t change_count = 0;  // how often a plan moved other calls than the one before
+};
+
+// Refused actions of the holders of one key, for operators.
+struct Offence {
+  std::string text{};  // the last
+  uint64_t count = 0;
+  Instant at{};  // of the last
+};
+using Offences = std::map<std::string, Offence>;  // by key name
+inline constexpr size_t kOffendersMax = 64;       // keys; beyond it, the one with the oldest offence is forgotten
+inline constexpr size_t kShownOffencesMax = 8;
+
+// The status of the controller itself, apart from its roster.
+struct ControllerStanding {
+  std::string endpoint{};
+  Offences offences{};
+  std::string key_trouble{};  // why its keys cannot be read again; empty if they can
+};
+
+// The answer to `penstock status`: workers, trainers with their queues, and the assignment of workers to trainers.
+// Workers and trainers that do not fit are left out and counted.
 //
 // {"controller": {"id": "…", "endpoint": "tcp://…", "is_settled": true, "fenced_incarnations": 0,
 //                 "policy_trouble": "…" or null,
@@ -47,43 +86,35 @@
 // actions by holders of a key, who claimed another identity or registered too many processes, the last first.
 // "key_trouble" explains why the key folder cannot be read again, so that keys that were removed since are still
 // accepted. Ids are 16 hexadecimal digits, because JSON numbers do not hold 64 bits everywhere.
-
-#include <cstddef>
-#include <cstdint>
-#include <map>
-#include <string>
-
-#include "scheduling/pool_scaling.h"
-#include "scheduling/roster.h"
-
-namespace penstock::controller {
-
-// The last reported plan of a trainer.
-struct KnownPlan {
-  std::string json{};
-  uint64_t change_count = 0;  // how often a plan moved other calls than the one before
-};
-
-// Refused actions of the holders of one key, for operators.
-struct Offence {
-  std::string text{};  // the last
-  uint64_t count = 0;
-  Instant at{};  // of the last
-};
-using Offences = std::map<std::string, Offence>;  // by key name
-inline constexpr size_t kOffendersMax = 64;       // keys; beyond it, the one with the oldest offence is forgotten
-inline constexpr size_t kShownOffencesMax = 8;
-
-// The status of the controller itself, apart from its roster.
-struct ControllerStanding {
-  std::string endpoint{};
-  Offences offences{};
-  std::string key_trouble{};  // why its keys cannot be read again; empty if they can
-};
-
+//
 // Returns at most `bytes_max` bytes, which must be 16 KiB or more.
 std::string status_json(const scheduling::Roster& roster, const scheduling::PoolScaling& scaling,
                         const std::map<uint64_t, KnownPlan>& plans, const ControllerStanding& standing, Instant now,
                         size_t bytes_max);
+
+// The factors of a request for the costs. The default price per worker hour is the price of the pool's engine, if there
+// is one.
+costs::CostFactors factors_of(const wire::CostsRequest& request,
+                              const std::optional<scheduling::PoolScaling::Standing>& engine);
+
+// The answer to `penstock costs`: the cost of each job, in total and per 1,000 samples. Unknown values are null.
+//
+// {"factors": {"price_per_hour": 0.12 or null, "energy_price_per_kwh": 0.3 or null, "gco2_per_kwh": 350 or null},
+//  "jobs": [{"job": "…", "about": "…", "is_running": true, "since_report_s": 0.1, "user": "…" or null,
+//            "tenancies": 4, "metered_tenancies": 3, "metered_energy_j": 1200.5,
+//            "total": {"worker_hours": 1.5, "cpu_hours": 1.2, "bytes": 123, "batches": 100, "samples": 6400,
+//                      "energy_j": 1700.5 or null, "gpu_energy_j": 90000.5 or null, "money": 0.18 or null,
+//                      "gco2": 0.17 or null},
+//            "per_1000_samples": the same or null}],
+//  "jobs_left_out": 0, "jobs_forgotten": 0}
+//
+// A tenancy is the time for which one worker served the job. It is metered if the worker knew its energy throughout.
+// "energy_j" is known if all tenancies are metered, and covers the workers alone, as do money and CO2. "jobs_left_out"
+// is the number of jobs that do not fit, "jobs_forgotten" the number of jobs that exceeded the ledger's limits. "user"
+// is the user whose key the job's trainers use.
+//
+// Returns at most `bytes_max` bytes, which must be 16 KiB or more.
+std::string costs_json(const costs::CostLedger& ledger, const costs::CostFactors& factors, Instant now,
+                       size_t bytes_max);
 
 }  // namespace penstock::controller

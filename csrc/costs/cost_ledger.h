@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The controller's account of the cost of jobs, including ended ones. Trainers report totals, so that a restarted
-// controller knows the cost of the running jobs. A program's clients of one dataset, for example for consecutive
-// epochs, are one job. Pure.
+// What jobs cost: CostLedger, the controller's account of jobs, including ended ones, and the bill of a job in everyday
+// units. Pure.
 
 #include <compare>
 #include <cstddef>
@@ -12,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "base/instant.h"
+#include "base/clock.h"
 #include "wire/reports.h"
 
 namespace penstock::costs {
@@ -20,7 +19,8 @@ namespace penstock::costs {
 constexpr size_t kLedgerJobCountMax = 1024;    // above it, the user with the most jobs loses its cheapest one
 constexpr size_t kLedgerTrainerCountMax = 64;  // trainers of a job that have not left
 
-// Thread-compatible.
+// Trainers report totals, so that a restarted controller knows the cost of the running jobs. A program's clients of one
+// dataset, for example for consecutive epochs, are one job. Thread-compatible.
 class CostLedger {
  public:
   // `user` is the user whose key the trainer uses; empty for the role's key. Jobs of different users are different
@@ -70,5 +70,33 @@ class CostLedger {
   std::map<uint64_t, Key> job_of_;  // by trainer that has not left
   uint64_t forgotten_count_ = 0;
 };
+
+// The factors of a bill, which an operator provides.
+struct CostFactors {
+  std::optional<double> price_per_hour{};        // of a worker
+  std::optional<double> energy_price_per_kwh{};  // in the same unit
+  std::optional<double> gco2_per_kwh{};
+
+  friend bool operator==(const CostFactors&, const CostFactors&) = default;
+};
+
+// The cost of a job in everyday units, from its totals and the factors. Unknown values are nullopt, and a sum with an
+// unknown part is unknown, too.
+struct Bill {
+  double worker_hours = 0;
+  double cpu_hours = 0;
+  double bytes = 0;
+  double batches = 0;
+  double samples = 0;
+  std::optional<double> energy_j{};      // of the workers, if each that served knew its energy
+  std::optional<double> gpu_energy_j{};  // of the trainer's GPU; not included in the following fields
+  std::optional<double> money{};         // for worker hours and energy, as far as they have a price
+  std::optional<double> gco2{};
+};
+
+Bill bill_of(const wire::JobCosts& costs, const CostFactors& factors, const wire::GpuMeter& gpu = {});
+
+// The same per 1,000 samples; nullopt while there are no samples.
+std::optional<Bill> per_thousand_samples(const Bill& bill);
 
 }  // namespace penstock::costs

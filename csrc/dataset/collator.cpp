@@ -3,11 +3,17 @@
 
 #include <ATen/ops/copy.h>
 
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
 #include <string>
 #include <utility>
 
-#include "base/assert.h"
-#include "dataset/row_copy.h"
+#include "base/result.h"
+
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 namespace penstock::dataset {
 namespace {
@@ -189,6 +195,62 @@ at::Tensor Collator::exact(const at::Tensor& rows) const {
   at::Tensor copy = memory_.empty(part.sizes(), part.scalar_type());
   copy.copy_(part);
   return copy;
+}
+
+void copy_past_caches(void* target, const void* source, size_t bytes) {
+#ifdef __SSE2__
+  constexpr size_t kLineBytes = 64;
+  auto* to = static_cast<std::byte*>(target);
+  const auto* from = static_cast<const std::byte*>(source);
+  // A line that is written in full leaves the processor as a whole; the ends are copied with memcpy.
+  const size_t misalignment = reinterpret_cast<uintptr_t>(to) % kLineBytes;
+  const size_t head_bytes = std::min(bytes, (kLineBytes - misalignment) % kLineBytes);
+  std::memcpy(to, from, head_bytes);
+  size_t at = head_bytes;
+  for (; at + kLineBytes <= bytes; at += kLineBytes) {
+    const auto* words = reinterpret_cast<const __m128i*>(from + at);
+    const __m128i first = _mm_loadu_si128(words);
+    const __m128i second = _mm_loadu_si128(words + 1);
+    const __m128i third = _mm_loadu_si128(words + 2);
+    const __m128i fourth = _mm_loadu_si128(words + 3);
+    auto* line = reinterpret_cast<__m128i*>(to + at);
+    _mm_stream_si128(line, first);
+    _mm_stream_si128(line + 1, second);
+    _mm_stream_si128(line + 2, third);
+    _mm_stream_si128(line + 3, fourth);
+  }
+  std::memcpy(to + at, from + at, bytes - at);
+  _mm_sfence();
+#else
+  std::memcpy(target, source, bytes);
+#endif
+}
+
+namespace {
+
+// A batch of this size has left a core's private caches before the trainer reads its first byte. Smaller ones are best
+// kept there, and rows below a few pages cost more in fences than their stores save.
+constexpr size_t kUncachedBatchBytes = 8 << 20;
+constexpr size_t kUncachedRowBytes = 16 << 10;
+
+void copy_plainly(void* target, const void* source, size_t bytes) { std::memcpy(target, source, bytes); }
+
+}  // namespace
+
+CopyBytes copy_of_rows(size_t count, size_t row_bytes) {
+  const bool is_uncached = row_bytes >= kUncachedRowBytes && count * row_bytes >= kUncachedBatchBytes;
+  return is_uncached ? copy_past_caches : copy_plainly;
+}
+
+void copy_row(const at::Tensor& batch, size_t place, const at::Tensor& row) {
+  if (!row.is_contiguous()) {
+    batch.select(0, static_cast<int64_t>(place)).copy_(row);
+    return;
+  }
+  const size_t bytes = row.nbytes();
+  if (bytes == 0) return;
+  auto* const target = static_cast<std::byte*>(batch.mutable_data_ptr()) + place * bytes;
+  copy_of_rows(static_cast<size_t>(batch.size(0)), bytes)(target, row.const_data_ptr(), bytes);
 }
 
 }  // namespace penstock::dataset

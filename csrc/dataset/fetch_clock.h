@@ -8,8 +8,8 @@
 #include <limits>
 #include <optional>
 
-#include "base/instant.h"
-#include "wire/batch_facts.h"
+#include "base/clock.h"
+#include "wire/message.h"
 
 namespace penstock::dataset {
 

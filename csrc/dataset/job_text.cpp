@@ -5,7 +5,7 @@
 #include <string_view>
 #include <utility>
 
-#include "base/hex.h"
+#include "base/bytes.h"
 #include "penstock/error.h"
 #include "penstock/export.h"
 

@@ -7,6 +7,9 @@
 #include <string_view>
 #include <utility>
 
+#include "wire/frame.h"
+#include "wire/nest.h"
+
 namespace penstock::dataset {
 namespace {
 
@@ -166,6 +169,23 @@ Value with_tensors(const Value& value, const std::function<at::Tensor(const at::
 
 Result<Value> read_value(std::span<const std::byte> nest, std::span<const at::Tensor> tensors) {
   return Reader(nest, tensors).read();
+}
+
+Result<std::vector<std::byte>> pack_value(const Value& value) {
+  const auto nested = write_value(value);
+  if (!nested) return nested.error();
+  if (!nested.value().tensors.empty())
+    return Fault{Errc::kMalformed, "a state must consist of numbers, text, lists and dicts, got a tensor"};
+  return wire::write_packed_record({.tensors = {}, .boundary_keys = {}, .nest = nested.value().nest.view()}, {});
+}
+
+Result<Value> unpack_value(std::span<const std::byte> bytes) {
+  const auto packed = wire::parse_packed_record(bytes);
+  if (!packed) return packed.error();
+  const wire::Frame& frame = packed.value().frame;
+  constexpr bool kAllowPickle = false;
+  if (auto checked = wire::check_nest(frame.nest, 0, kAllowPickle); !checked) return checked.error();
+  return read_value(frame.nest, {});
 }
 
 }  // namespace penstock::dataset

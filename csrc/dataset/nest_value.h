@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Converts between a batch as a value and a batch as it is sent: a nest of tokens and a table of tensors.
+// Converts between a batch as a value and a batch as it is sent: a nest of tokens and a table of tensors. A value
+// without tensors is also converted to bytes.
 
 #include <ATen/core/Tensor.h>
 
@@ -29,5 +30,11 @@ Value with_tensors(const Value& value, const std::function<at::Tensor(const at::
 // Returns the value of a nest that has passed check_nest(). Returns kUnsupported for parts without a C++ type: pickled
 // objects, integers beyond 64 bits, and arrays of text, dates or other byte orders.
 Result<Value> read_value(std::span<const std::byte> nest, std::span<const at::Tensor> tensors);
+
+// A value without tensors as bytes, such as the dataset state that a worker sends to the trainer: a nest in a packed
+// record, as written by Python's encode_value(). Returns kMalformed for a value with tensors, and as write_value().
+Result<std::vector<std::byte>> pack_value(const Value& value);
+// Returns kMalformed for bytes that are not a packed value, kUnsupported as read_value().
+Result<Value> unpack_value(std::span<const std::byte> bytes);
 
 }  // namespace penstock::dataset

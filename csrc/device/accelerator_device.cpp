@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "device/cuda_device.h"
-#include "device/torch_errors.h"
+#include "device/device.h"
 
 namespace penstock::device {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "base/result.h"
 #include "device/cuda_part.h"
-#include "device/torch_errors.h"
+#include "device/device.h"
 
 namespace penstock::device {
 

@@ -2,18 +2,23 @@
 #pragma once
 // A device that batches are copied to: its memory, one stream for copies, and events in that stream. Narrow tensors are
 // widened there, after their copy. CUDA's implementation is in cuda_device.h. The tests have one whose copies finish
-// late, out of order, or with an error.
+// late, out of order, or with an error. StagedBytes counts the bytes of batches that wait, staged, for the trainer;
+// caught() turns torch's exceptions into Results.
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "base/result.h"
-#include "wire/widening.h"
+#include "wire/narrow.h"
 
 namespace penstock::device {
 
@@ -100,5 +105,55 @@ class Device : public MemoryRegistrar {
   // them. Does not block the host.
   virtual Result<void> hand_over(const DeviceEvent& event, std::span<const at::Tensor> tensors) = 0;
 };
+
+// The bytes of batches that have passed the stages and were not delivered to the trainer yet. A batch holds its share
+// of them until it is delivered or dropped. Thread-safe.
+class StagedBytes {
+ public:
+  // Confined to the thread that holds the batch.
+  class Share {
+   public:
+    Share() = default;
+    Share(std::shared_ptr<std::atomic<uint64_t>> total, uint64_t bytes) : total_(std::move(total)), bytes_(bytes) {
+      total_->fetch_add(bytes_);
+    }
+    Share(Share&& other) noexcept : total_(std::move(other.total_)), bytes_(other.bytes_) {}
+    Share& operator=(Share&& other) noexcept {
+      Share old(std::move(*this));
+      total_ = std::move(other.total_);
+      bytes_ = other.bytes_;
+      return *this;
+    }
+    ~Share() {
+      if (total_) total_->fetch_sub(bytes_);
+    }
+
+   private:
+    std::shared_ptr<std::atomic<uint64_t>> total_;
+    uint64_t bytes_ = 0;
+  };
+
+  Share take(uint64_t bytes) { return {total_, bytes}; }
+  uint64_t value() const { return total_->load(); }
+
+ private:
+  // Owned by the chain and by the shares, which may outlive it.
+  std::shared_ptr<std::atomic<uint64_t>> total_ = std::make_shared<std::atomic<uint64_t>>(0);
+};
+
+// Runs a call of torch that returns a Result, for code whose errors are Results: torch throws. Returns kNoMemory if a
+// device has none left.
+template <typename Call>
+auto caught(Call call) -> decltype(call()) {
+  try {
+    return call();
+  } catch (const c10::OutOfMemoryError& error) {
+    return Fault{Errc::kNoMemory, error.what_without_backtrace()};
+  } catch (const c10::Error& error) {
+    return Fault{Errc::kFailed, error.what_without_backtrace()};
+  } catch (const std::exception& error) {
+    return Fault{Errc::kFailed, error.what()};
+  }
+}
 
 }  // namespace penstock::device

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "wire/widening.h"
+#include "wire/narrow.h"
 
 struct CUstream_st;  // the target of cudaStream_t
 

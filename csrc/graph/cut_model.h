@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Models the choice that a plan makes, without making it: the units, the consequences of moving a set of them and their
-// costs, and the network whose minimum cut is the cheapest choice.
+// The CutModel models the choice that a plan makes, without making it: the units, the consequences of moving a set of
+// them and their costs, and the network whose minimum cut is the cheapest choice.
 //
 // A *unit* moves as a whole: a group of nodes, or a node without a group. Three kinds:
 //   fixed       some node must not move, so the unit stays

@@ -9,7 +9,7 @@
 #include <set>
 #include <vector>
 
-#include "base/assert.h"
+#include "base/result.h"
 #include "graph/device_bits_tables.h"
 
 namespace penstock::graph {

@@ -1,20 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Determines which nodes could run in a worker: forward dataflow of effect levels over the graph. A node's level is the
-// join of its intrinsic level and its operands' levels. Unknown nodes stay: an operator without traits counts as STATE.
+// The effect analysis determines which nodes could run in a worker: forward dataflow of effect levels over the graph. A
+// node's level is the join of its intrinsic level and its operands' levels. Unknown nodes stay: an operator without
+// traits counts as STATE.
 //
 // Memory is tracked by alias sets. A value whose set is written in place anywhere, even later, is STATE ("pinned"): the
 // worker would see it before or after the write, and only program order in the trainer determines which is right. An
 // unknown operator may write its operands too, but pinning them would keep everything that precedes a kept operator, so
 // it only spoils their sets for the nodes after it.
 //
-// A second view of memory that the user has stays (second_views.h).
+// A second view of memory that the user has stays. The results of forward belong to the user, who may write to them. If
+// two results share memory, or a result and an input, each view of that memory stays, and so do the views in between:
+// if sent they would be copies, and a write to one of them would not be seen in the others. The memory itself may still
+// be made by a worker.
 //
 // An operator on a device for which a CPU may give other bits stays, unless its results may be inexact. Values that
 // depend on an inexact value are inexact, too; if a difference in the last bits can lead to a completely different
 // result (another integer, a number rounded in the other direction), the operator stays.
 
 #include <cstdint>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -66,5 +71,33 @@ inline bool must_stay(const Verdict& verdict) { return !verdict.movable || verdi
 // Whether trainer and workers can both compute the node, so that its results need not cross: it only reads constants
 // and sizes.
 inline bool is_replicable(const Verdict& verdict) { return verdict.movable && verdict.level <= Level::kShape; }
+
+// Tracks which values of a graph may share memory, as disjoint sets. Thread-compatible once built; find() of a const
+// set does not compress.
+class AliasSets {
+ public:
+  explicit AliasSets(size_t value_count) : parents_(value_count) { std::iota(parents_.begin(), parents_.end(), 0); }
+
+  void unite(ValueId a, ValueId b) {
+    const ValueId root_a = compress(a);
+    const ValueId root_b = compress(b);
+    // The smaller id is the representative, so the sets do not depend on the order of the calls.
+    if (root_a < root_b) parents_[root_b] = root_a;
+    if (root_b < root_a) parents_[root_a] = root_b;
+  }
+
+  ValueId find(ValueId value) const {
+    while (parents_[value] != value) value = parents_[value];
+    return value;
+  }
+
+ private:
+  ValueId compress(ValueId value) {
+    while (parents_[value] != value) value = parents_[value] = parents_[parents_[value]];
+    return value;
+  }
+
+  std::vector<ValueId> parents_;
+};
 
 }  // namespace penstock::graph

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/assert.h"
+#include "base/result.h"
 #include "graph/ir_text.h"
 #include "graph/sha256.h"
 

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The neutral graph that both front ends produce: straight-line SSA over ATen operators, with symbolic sizes as scalar
-// values. Value types only; this file does not depend on torch. The text form is in ir_text.h, the meaning of its words
-// in README.md.
+// A Graph is the neutral form of a program that both front ends produce: straight-line SSA over ATen operators, with
+// symbolic sizes as scalar values. The closed sets of names are defined first, then the traits of an operator call,
+// then arguments, inputs, nodes and the graph. Value types only; this file does not depend on torch. The text form is
+// in ir_text.h, the meaning of its words in README.md.
 
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -16,10 +18,86 @@
 #include <variant>
 #include <vector>
 
-#include "graph/ir_names.h"
-#include "graph/traits.h"
-
 namespace penstock::graph {
+
+// The closed sets of names in the IR are dtypes, layouts and memory formats, spelled as torch spells them.
+enum class Dtype : uint8_t {
+  kUint8,
+  kInt8,
+  kInt16,
+  kInt32,
+  kInt64,
+  kUint16,
+  kUint32,
+  kUint64,
+  kFloat16,
+  kBfloat16,
+  kFloat32,
+  kFloat64,
+  kComplex32,
+  kComplex64,
+  kComplex128,
+  kBool,
+  kFloat8E5m2,
+  kFloat8E4m3fn,
+};
+inline constexpr std::array<std::string_view, 18> kDtypeNames = {
+    "uint8",    "int8",    "int16",   "int32",     "int64",     "uint16",     "uint32", "uint64",      "float16",
+    "bfloat16", "float32", "float64", "complex32", "complex64", "complex128", "bool",   "float8_e5m2", "float8_e4m3fn"};
+inline constexpr std::array<uint8_t, 18> kDtypeBytes = {1, 1, 2, 4, 8, 2, 4, 8, 2, 2, 4, 8, 4, 8, 16, 1, 1, 1};
+
+enum class Layout : uint8_t { kStrided, kSparseCoo, kSparseCsr, kSparseCsc, kSparseBsr, kSparseBsc, kMkldnn, kJagged };
+inline constexpr std::array<std::string_view, 8> kLayoutNames = {"strided",    "sparse_coo", "sparse_csr", "sparse_csc",
+                                                                 "sparse_bsr", "sparse_bsc", "_mkldnn",    "jagged"};
+
+enum class MemoryFormat : uint8_t { kContiguous, kPreserve, kChannelsLast, kChannelsLast3d };
+inline constexpr std::array<std::string_view, 4> kMemoryFormatNames = {"contiguous_format", "preserve_format",
+                                                                       "channels_last", "channels_last_3d"};
+
+constexpr std::string_view name_of(Dtype dtype) { return kDtypeNames[static_cast<size_t>(dtype)]; }
+constexpr std::string_view name_of(Layout layout) { return kLayoutNames[static_cast<size_t>(layout)]; }
+constexpr std::string_view name_of(MemoryFormat format) { return kMemoryFormatNames[static_cast<size_t>(format)]; }
+constexpr size_t byte_size(Dtype dtype) { return kDtypeBytes[static_cast<size_t>(dtype)]; }
+
+// Returns the enumerator of that name, as in name_in<Dtype>(kDtypeNames, "int64").
+template <typename Enum, size_t count>
+constexpr std::optional<Enum> name_in(const std::array<std::string_view, count>& names, std::string_view name) {
+  for (size_t i = 0; i < count; ++i)
+    if (names[i] == name) return static_cast<Enum>(i);
+  return std::nullopt;
+}
+
+using ValueId = uint32_t;
+
+enum class Purity : uint8_t {
+  kUnknown,   // may do anything, also to its operands
+  kOpaque,    // not known, but the front end guarantees that it does not write its operands
+  kPure,      // its results depend only on its operands
+  kMetadata,  // the same, and of tensors it only reads sizes and dtype
+  kRandom,    // draws from a generator
+  kState,     // known, and must not be moved; `reason` explains why
+};
+
+enum class ValueKind : uint8_t {
+  kUnknown,
+  kTensor,
+  kTensorList,
+  kNumber,  // int, float, bool
+  kNumberList,
+};
+
+// The facts about one call of an operator, in terms that do not need torch: filled by annotate() from the dispatcher's
+// schema and tags, read by the effect analysis. A default-constructed Traits means that its effect is unknown.
+struct Traits {
+  Purity purity = Purity::kUnknown;
+  std::string reason =
+      "its effect was not analysed";                 // kUnknown and kState: the clause that follows the operator's name
+  std::vector<ValueId> writes;                       // operands that it changes in place
+  std::vector<std::pair<ValueId, ValueId>> aliases;  // (result, operand) that may share memory
+  std::vector<ValueKind> result_kinds;               // by result
+
+  friend bool operator==(const Traits&, const Traits&) = default;
+};
 
 struct None {
   friend bool operator==(const None&, const None&) = default;

@@ -43,6 +43,7 @@ inline constexpr size_t kDimsMax = 64;
 
 Result<Graph> parse_graph(std::string_view text);
 
+// Returns the text of a graph: pure ASCII, and the same for equal graphs, on which keys and tests rely.
 // parse_graph(print_graph(g)) equals g except for traits, if g's names and texts are within the caps.
 std::string print_graph(const Graph& graph);
 

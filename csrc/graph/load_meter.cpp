@@ -8,7 +8,7 @@
 #include <limits>
 #include <numeric>
 
-#include "base/assert.h"
+#include "base/result.h"
 
 namespace penstock::graph {
 namespace {

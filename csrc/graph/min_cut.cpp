@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "base/assert.h"
+#include "base/result.h"
 
 namespace penstock::graph {
 namespace {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Chooses the cut and explains it: which groups of the user's program move to the workers, which stay and for what
-// reason, which values cross and at what cost. Pure: the same graph, verdicts, calibration and prices give the same
-// plan.
+// A Plan is the chosen cut with its explanation: which groups of the user's program move to the workers, which stay and
+// for what reason, which values cross and at what cost. Once the loader's loads are known, fastest() finds the choice
+// with the shortest step. Pure: the same graph, verdicts, calibration and prices give the same plan.
 
 #include <cstdint>
 #include <optional>
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "graph/cut_model.h"
 #include "graph/effects.h"
 #include "graph/ir.h"
 #include "graph/price.h"
@@ -67,5 +68,31 @@ Result<Plan> make_plan(const Graph& graph, std::span<const Verdict> verdicts, co
 // kMismatch as above.
 Result<StageSeconds> plan_seconds(const Graph& graph, std::span<const Verdict> verdicts, const Calibration& calibration,
                                   const Prices& prices, const Plan& plan);
+
+// How many minimum cuts are computed, and how many choices are examined between two corners.
+inline constexpr int kCornerCutsMax = 32;
+inline constexpr int kWalkMax = 512;
+
+struct Corner {
+  Choice choice;
+  StageSeconds seconds;
+};
+
+// Returns the corners, the choices that are cheapest for some weight of the stages, starting with the one with the
+// least trainer seconds. If there is a link between the stages, its seconds count like the workers'.
+std::vector<Corner> corners(const CutModel& model);
+
+// Returns the choice with the shortest step, where a step takes as long as the slowest stage (price.h); of choices with
+// the same step, the one with the least total seconds. Requires that the model's prices have loads.
+//
+// Which stage is the slowest depends on the choice, and a minimum cut only minimises sums. But a step is a maximum of
+// sums with positive weights, so the shortest step is among the choices that no other choice beats in both the
+// trainer's and the workers' seconds. The corners are points of a convex line, and one minimum cut finds each of them:
+// take the weight for which two known corners cost the same; either a cheaper choice exists, which is a corner between
+// them, or there is none. The true optimum can be between two neighbouring corners (a chain of equal operators has no
+// corners except its ends). So, starting from the corner on either side of the balance, units are changed one by one to
+// the other corner's choice, and each valid choice on the way is a candidate. No cut and the maximal cut are candidates
+// too: by the prices, the chosen cut is never slower than either.
+Choice fastest(const CutModel& model, const Loads& loads);
 
 }  // namespace penstock::graph

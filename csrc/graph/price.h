@@ -16,7 +16,7 @@
 // Calibration measures the operators of one batch. The rest (Loads) is measured while the loader runs, since the rest
 // determines which stage is the slowest: if it is the workers, moving an operator makes the step longer. Before it is
 // measured, a plan is chosen only by the weighted sum of the stages, in which a worker's second weighs less than the
-// trainer's. The choice by the slowest stage is in bottleneck.h; it also uses the cheapest cuts by weighted sums, with
+// trainer's. The choice by the slowest stage is in plan.h; it also uses the cheapest cuts by weighted sums, with
 // several weights. Sums are of integer picoseconds, so that the cheapest cut is exact and the same on every machine.
 
 #include <cstdint>

@@ -5,10 +5,81 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <utility>
 
-#include "base/assert.h"
+#include "base/result.h"
 
 namespace penstock::graph {
+
+Result<PricedPlans> PricedPlans::make(Graph graph, std::vector<Verdict> verdicts, Calibration calibration,
+                                      const Prices& prices, CutMode mode) {
+  PricedPlans plans(std::move(graph), std::move(verdicts), std::move(calibration), prices);
+  for (const auto& [plan, of_mode] : {std::pair{&plans.chosen_, mode}, std::pair{&plans.none_, CutMode::kNone},
+                                      std::pair{&plans.maximal_, CutMode::kMaximal}}) {
+    Result<Plan> made = make_plan(plans.graph_, plans.verdicts_, plans.calibration_, prices, of_mode);
+    if (!made) return made.error();
+    *plan = std::move(made).value();
+  }
+  return plans;
+}
+
+Plan PricedPlans::chosen_by(const Prices& prices) const {
+  return make_plan(graph_, verdicts_, calibration_, prices, CutMode::kAuto).value();
+}
+
+StageSeconds PricedPlans::seconds(const Plan& plan, const Prices& prices) const {
+  return plan_seconds(graph_, verdicts_, calibration_, prices, plan).value();
+}
+
+StepSeconds PricedPlans::step(const Plan& plan, const Prices& prices) const {
+  return step_of(prices, prices.loads.value_or(Loads{}), seconds(plan, prices));
+}
+
+namespace {
+
+// The believable range of a scale.
+constexpr double kScaleMin = 0.05, kScaleMax = 20;
+
+double clamped_scale(double scale) { return std::min(kScaleMax, std::max(kScaleMin, scale)); }
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const size_t half = values.size() / 2;
+  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
+}
+
+MovedUnits units_moved(const Plan& plan) {
+  MovedUnits units;
+  for (const PlanGroup& group : plan.moved) units.insert(group.group);
+  return units;
+}
+
+}  // namespace
+
+std::optional<TimedCall> GraphPricing::next_timed_call() {
+  const int index = next_call_++;
+  if (index < 0) return std::nullopt;
+  return index % 2 == 0 ? TimedCall::kWhole : TimedCall::kSuffix;
+}
+
+void GraphPricing::begin_timed_calls() {
+  next_call_ = -kCallsBefore;
+  seconds_ = {};
+}
+
+void GraphPricing::learn_scale(const PricedPlans& plans, uint32_t workers) {
+  const auto& [whole, suffix] = seconds_;
+  if (std::min(whole.size(), suffix.size()) < kTimedCalls / 3) return;
+  const double saved_s = median(whole) - median(suffix);
+  const auto planned_s = [&](double scale) {
+    Prices prices = local_prices(workers);
+    prices.trainer_scale = scale;
+    return plans.seconds(plans.none(), prices).trainer_s - plans.seconds(plans.chosen(), prices).trainer_s;
+  };
+  const double at_none = planned_s(0), at_one = planned_s(1);
+  if (at_one > at_none) trainer_scale_ = clamped_scale((saved_s - at_none) / (at_one - at_none));
+}
+
 namespace {
 
 Prices scaled_prices(const MeasuredLoads& measured, double trainer_scale, double worker_scale) {

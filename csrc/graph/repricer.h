@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Reprices the plans of an offloaded model while its loader runs.
+// The Repricer reprices the plans of an offloaded model while its loader runs. PricedPlans holds the plans of one graph
+// under one calibration, GraphPricing all measurements of a graph, and PricedCut a cut in use with both.
 //
 // Calibration only times the operators. Which side of the pipeline is slower only shows when the pipeline runs. So a
 // window of steps is measured. The part of it that the plan explains is subtracted, and the rest is the load for which
@@ -19,17 +20,114 @@
 //
 // Training losses are the same with every plan, so a change only affects speed.
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/result.h"
+#include "graph/effects.h"
+#include "graph/ir.h"
 #include "graph/load_meter.h"
-#include "graph/priced_cut.h"
+#include "graph/plan.h"
+#include "graph/price.h"
 
 namespace penstock::graph {
+
+// One graph with its verdicts and its calibration, and the plans made for it: all that is needed to price again.
+// Immutable, so any thread may read it.
+class PricedPlans {
+ public:
+  // Makes the plan of `mode` by `prices`, and the plans for comparison. Returns kMismatch as make_plan.
+  static Result<PricedPlans> make(Graph graph, std::vector<Verdict> verdicts, Calibration calibration,
+                                  const Prices& prices, CutMode mode);
+
+  const Graph& graph() const { return graph_; }
+  const std::vector<Verdict>& verdicts() const { return verdicts_; }  // by node
+  const Calibration& calibration() const { return calibration_; }
+  const Prices& prices() const { return prices_; }
+
+  const Plan& chosen() const { return chosen_; }
+  const Plan& none() const { return none_; }
+  const Plan& maximal() const { return maximal_; }
+
+  // Returns the plan that is chosen by other prices. Asserts that the prices are valid.
+  Plan chosen_by(const Prices& prices) const;
+  // Returns the seconds of one of the plans by other prices.
+  StageSeconds seconds(const Plan& plan, const Prices& prices) const;
+  // Returns how long a step takes with one of the plans, in addition to the loads in the prices.
+  StepSeconds step(const Plan& plan, const Prices& prices) const;
+
+ private:
+  PricedPlans(Graph graph, std::vector<Verdict> verdicts, Calibration calibration, const Prices& prices)
+      : graph_(std::move(graph)),
+        verdicts_(std::move(verdicts)),
+        calibration_(std::move(calibration)),
+        prices_(prices) {}
+
+  Graph graph_;
+  std::vector<Verdict> verdicts_;
+  Calibration calibration_;
+  Prices prices_;
+  Plan chosen_, none_, maximal_;
+};
+
+// A call of a graph that is timed: the graph as a whole, or only its suffix.
+enum class TimedCall : uint8_t { kWhole, kSuffix };
+
+// The units of the user's program that a plan moves, which distinguish plans of one graph.
+using MovedUnits = std::set<std::optional<uint32_t>>;
+
+// The measurements of one graph, which continue from one cut to the next: timed calls, their scale, the changes so far.
+// Thread-compatible.
+class GraphPricing {
+ public:
+  // How many calls are timed, every other one of the whole graph, and how many run before the first.
+  static constexpr int kTimedCalls = 12;
+  static constexpr int kCallsBefore = 4;
+
+  bool wants_timed_calls() const { return next_call_ < kTimedCalls; }
+  // The part to time in this call, if any.
+  std::optional<TimedCall> next_timed_call();
+  // Restarts timing calls, for another cut.
+  void begin_timed_calls();
+  void note(TimedCall call, double seconds) { seconds_[static_cast<size_t>(call)].push_back(seconds); }
+  // Sets the trainer's scale from the timed calls, once there are some: the trainer's seconds for the movable nodes,
+  // divided by the calibrated seconds.
+  void learn_scale(const PricedPlans& plans, uint32_t workers);
+  double trainer_scale() const { return trainer_scale_; }
+
+  uint32_t times_priced = 0;
+  uint32_t changes = 0;            // of the plan
+  bool is_held = false;            // a change was taken back, or cannot be made; until loads shift
+  std::vector<MovedUnits> left{};  // plans left since the loads shifted
+
+ private:
+  int next_call_ = -kCallsBefore;
+  std::array<std::vector<double>, 2> seconds_{};  // by TimedCall
+  double trainer_scale_ = 1;
+};
+
+// The price of a plan, as shown by the loader.
+struct ShownPrice {
+  uint32_t times = 0;    // how often the plan was priced by measurements
+  uint32_t changes = 0;  // of the plan
+  StepSeconds step{};
+  double workers = 0;
+  bool is_held = false;
+};
+
+// A cut that is in use, with all measurements of its graph. Thread-compatible.
+struct PricedCut {
+  std::shared_ptr<const PricedPlans> plans;
+  std::shared_ptr<GraphPricing> pricing;
+  bool has_suffix = false;  // the plan moves something
+  std::optional<ShownPrice> shown = {};
+};
 
 struct RepricingLimits {
   size_t window_steps = 24;
@@ -45,7 +143,8 @@ struct RepricingLimits {
   uint32_t trial_windows = 4;  // in each of which a new plan may be taken back
 };
 
-// Each offloaded model has one. Thread-compatible. Cuts are distinguished by their addresses.
+// Decides when an offloaded model is priced again, and which of its cuts is replaced. Each offloaded model has one.
+// Cuts are distinguished by their addresses. Thread-compatible.
 class Repricer {
  public:
   using Cut = std::shared_ptr<PricedCut>;

@@ -5,7 +5,7 @@
 #include <bit>
 #include <cstring>
 
-#include "base/hex.h"
+#include "base/bytes.h"
 
 namespace penstock::graph {
 namespace {

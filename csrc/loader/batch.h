@@ -16,17 +16,16 @@
 #include <utility>
 #include <vector>
 
-#include "base/content_digest.h"
+#include "base/bytes.h"
 #include "base/file_descriptor.h"
 #include "base/result.h"
 #include "device/device.h"
-#include "device/staged_bytes.h"
-#include "loader/batch_times.h"
-#include "loader/slab_lease.h"
-#include "session/request_content.h"
-#include "wire/batch_facts.h"
+#include "loader/batch_memory.h"
+#include "loader/counters.h"
+#include "session/request_order.h"
 #include "wire/frame.h"
-#include "wire/widening.h"
+#include "wire/message.h"
+#include "wire/narrow.h"
 
 namespace penstock::loader {
 
@@ -171,7 +170,7 @@ class Batch {
   void set_ready_event(std::shared_ptr<device::DeviceEvent> event) { ready_event_ = std::move(event); }
   std::shared_ptr<device::DeviceEvent> take_ready_event() { return std::exchange(ready_event_, nullptr); }
 
-  // Copies of some of the tensors on a device, started by a stage (ahead_stage.h). Null without any.
+  // Copies of some of the tensors on a device, started by a stage (copy_stage.h). Null without any.
   void set_ahead(std::shared_ptr<AheadCopies> copies) { ahead_ = std::move(copies); }
   const std::shared_ptr<AheadCopies>& ahead() const { return ahead_; }
 

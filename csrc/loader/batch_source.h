@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The source of a client's batches: local workers (client_io.h), pool workers (pool_io.h), or threads of its process
-// (thread_source.h). Threads of the source carry out the calls below, and arrivals pass through the stages to the
-// inbox.
+// The source of a client's batches (BatchSource): local workers (client_io.h), pool workers
+// (pool_client/pool_client.h), or threads of its process (thread_source.h). A source receives requests and the
+// trainer's pace, and reports the speed of its link.
 
 #include <cstddef>
 #include <cstdint>
@@ -10,17 +10,27 @@
 #include <optional>
 #include <span>
 
-#include "base/assert.h"
+#include "base/clock.h"
 #include "base/result.h"
 #include "loader/batch.h"
 #include "loader/inbox.h"
 #include "loader/stage_chain.h"
-#include "loader/trainer_pace.h"
-#include "session/request_content.h"
+#include "session/request_order.h"
+#include "session/step_clock.h"
 #include "wire/job_record.h"
 #include "wire/reports.h"
 
 namespace penstock::loader {
+
+// A trainer's pace, as observed by its own thread, for the thread that reports to a pool's controller.
+struct TrainerPace {
+  uint32_t stored_count = 0;  // batches that the trainer's thread has and the program has not received
+  uint32_t wanted_count = 0;  // target for batches that are here or requested
+  session::StepTimes steps{};
+  bool is_in_epoch = false;
+  Instant given_at{};    // the time of the last delivery
+  Duration pause_min{};  // see StepClock
+};
 
 // The measured speed of the link. Zero: unknown so far.
 struct LinkStanding {
@@ -34,6 +44,8 @@ struct ChannelFds {
   int worker = -1;
 };
 
+// Threads of the source carry out the calls below, and arrivals pass through the stages to the inbox.
+//
 // start() and stop() are for the owner's thread; retire_held() for any; the rest for the trainer's.
 class BatchSource {
  public:

@@ -8,12 +8,12 @@
 #include <optional>
 #include <utility>
 
-#include "base/live_clock.h"
+#include "base/clock.h"
 #include "device/accelerator_device.h"
 #include "device/cuda_device.h"
+#include "loader/batch_stage.h"
 #include "loader/client_io.h"
 #include "loader/copy_stage.h"
-#include "loader/pin_stage.h"
 #include "session/dispatch.h"
 
 namespace penstock::loader {

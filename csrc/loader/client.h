@@ -18,17 +18,17 @@
 #include <string_view>
 #include <vector>
 
-#include "base/process_bound.h"
+#include "base/process.h"
 #include "base/result.h"
-#include "loader/ahead_stage.h"
 #include "loader/batch.h"
 #include "loader/batch_source.h"
+#include "loader/copy_stage.h"
 #include "loader/counters.h"
 #include "loader/index_source.h"
 #include "loader/step_ledger.h"
 #include "session/request_order.h"
-#include "wire/batch_facts.h"
 #include "wire/job_record.h"
+#include "wire/message.h"
 
 namespace penstock::loader {
 
@@ -51,7 +51,7 @@ struct ClientOptions {
   bool any_worker = false;
   bool keep_workers = false;            // persistent workers stay after their share of an iterable dataset has ended
   bool keep_indices = true;             // of unanswered requests, for awaited()
-  bool pin_memory = false;              // deliver every batch in pinned memory (pin_stage.h)
+  bool pin_memory = false;              // deliver every batch in pinned memory (batch_stage.h)
   std::optional<c10::Device> device{};  // that batches are copied to ahead of use
   // Tensors to copy ahead in addition to those on the host; null to copy none. Excludes `device`.
   std::shared_ptr<AheadWishes> ahead = {};

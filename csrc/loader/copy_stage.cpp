@@ -3,9 +3,109 @@
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <utility>
+#include <vector>
+
+#include "base/mutex.h"
+#include "loader/batch.h"
 
 namespace penstock::loader {
+
+// The memory has no owner that lives as long, so this is global.
+void keep_for_good(std::shared_ptr<void> memory) {
+  static Mutex mutex;
+  static auto* const kept = std::make_unique<std::vector<std::shared_ptr<void>>>().release();
+  const MutexLock lock(mutex);
+  kept->push_back(std::move(memory));
+}
+
+SlabRegistrations::~SlabRegistrations() {
+  for (const auto& [view, slabs] : arenas_) unregister(slabs);
+}
+
+bool SlabRegistrations::add(const c10::intrusive_ptr<SlabLease>& lease, uint64_t bytes) {
+  std::erase_if(arenas_, [this](const auto& arena) {
+    const bool is_unused = arena.first.use_count() == 1;
+    if (is_unused) unregister(arena.second);
+    return is_unused;
+  });
+  Slab& slab = arenas_[lease->shared_view()][lease->data()];
+  if (bytes <= slab.bytes || slab.has_failed) return !slab.has_failed;
+  if (slab.bytes > 0) registrar_.unregister_memory(lease->data());
+  slab.bytes = 0;
+  if (registrar_.register_memory({lease->data(), bytes})) {
+    slab.bytes = bytes;
+  } else {
+    slab.has_failed = true;
+  }
+  return !slab.has_failed;
+}
+
+void SlabRegistrations::unregister(const Slabs& slabs) {
+  for (const auto& [base, slab] : slabs) {
+    if (slab.bytes > 0) registrar_.unregister_memory(base);
+  }
+}
+
+CopiesUnderWay::~CopiesUnderWay() {
+  if (!copies_.empty()) settle();
+}
+
+Result<void> CopiesUnderWay::check() const {
+  if (!loss_.empty()) return loss();
+  return {};
+}
+
+Result<std::shared_ptr<device::DeviceEvent>> CopiesUnderWay::add(CopySources sources) {
+  auto event = device_.record();
+  if (!event) return give_up(std::move(sources), event.error());
+  copies_.push_back({.event = event.value(), .sources = std::move(sources)});
+  return event;
+}
+
+Fault CopiesUnderWay::give_up(CopySources sources, const Fault& cause) {
+  copies_.push_back({.event = nullptr, .sources = std::move(sources)});
+  settle();
+  if (!loss_.empty()) return loss();
+  return {Errc::kFailed, "copying a batch to " + device_.name() + " failed: " + cause.message};
+}
+
+size_t CopiesUnderWay::reclaim() {
+  bool is_unsure = false;
+  std::erase_if(copies_, [&](const Copy& copy) {
+    const auto is_over = device_.is_over(*copy.event);
+    is_unsure = is_unsure || !is_over;
+    return is_over && is_over.value();
+  });
+  if (is_unsure) settle();
+  return copies_.size();
+}
+
+// A failed query gives no information about the copies, so this waits for them. The device is lost only if that fails,
+// too.
+void CopiesUnderWay::settle() {
+  if (const auto waited = device_.wait_for_all(); !waited) return lose(waited.error().message);
+  copies_.clear();
+}
+
+void CopiesUnderWay::lose(const std::string& cause) {
+  loss_ = cause;
+  for (Copy& copy : copies_) {
+    if (copy.sources.lease) {
+      copy.sources.lease->retire();
+      ++retired_count_;
+    }
+    keep_for_good(std::make_shared<std::vector<at::Tensor>>(std::move(copy.sources.tensors)));
+  }
+  copies_.clear();
+}
+
+Fault CopiesUnderWay::loss() const {
+  return {Errc::kFailed, device_.name() + " is no longer usable in this process (" + loss_ +
+                             "), so no batch can be copied to it; find the cause in the first error of a device call, "
+                             "and restart the program"};
+}
 
 CopyStage::CopyStage(std::unique_ptr<device::Device> device)
     : device_(std::move(device)), takes_narrow_(device_->can_widen()), registrations_(*device_), copies_(*device_) {}
@@ -98,6 +198,74 @@ Result<void> CopyStage::finish(Batch& batch) {
   return Fault{Errc::kFailed, "waiting for the copy of a batch to " + device_->name() +
                                   " failed: " + handed_over.error().message +
                                   "; if the device is no longer usable in this process, restart the program"};
+}
+
+bool AheadWish::has(const wire::Frame& frame, size_t index) const {
+  const size_t leaf_count = frame.leaf_count();
+  if (index < leaf_count) return std::ranges::find(leaves, static_cast<uint32_t>(index)) != leaves.end();
+  return std::ranges::find(keys, frame.boundary_keys[index - leaf_count]) != keys.end();
+}
+
+void AheadWishes::set(std::shared_ptr<const AheadWish> wish) {
+  const MutexLock lock(mutex_);
+  wish_ = std::move(wish);
+}
+
+std::shared_ptr<const AheadWish> AheadWishes::get() const {
+  const MutexLock lock(mutex_);
+  return wish_;
+}
+
+std::optional<at::Tensor> AheadCopies::take(size_t index) {
+  if (index >= tensors_.size() || !tensors_[index].defined()) return std::nullopt;
+  at::Tensor tensor = std::exchange(tensors_[index], {});
+  if (!device_->wait_for(*event_) || !device_->hand_over(*event_, std::span(&tensor, 1))) return std::nullopt;
+  return tensor;
+}
+
+Result<void> AheadStage::begin(Batch& batch) {
+  const auto wish = wishes_->get();
+  if (wish && is_at(wish->device) && batch.shared_files().empty()) copy(batch, *wish);
+  return {};
+}
+
+bool AheadStage::is_at(c10::Device place) {
+  if (site_ && site_->place == place) return static_cast<bool>(site_->copies.check());
+  if (unusable_ == place) return false;
+  auto opened = open_device_(place);
+  if (!opened) {
+    unusable_ = place;
+    return false;
+  }
+  site_ = std::make_unique<Site>(place, std::shared_ptr<device::Device>(std::move(opened).value()));
+  return true;
+}
+
+void AheadStage::copy(Batch& batch, const AheadWish& wish) {
+  std::vector<at::Tensor> rooms(batch.frame().tensors.size());
+  CopySources sources{.lease = batch.lease(), .tensors = {}};
+  std::vector<size_t> places;
+  for (size_t index = 0; index < rooms.size(); ++index) {
+    if (!wish.has(batch.frame(), index) || batch.is_withheld(index)) continue;
+    at::Tensor source = batch.copy_source(index);
+    if (source.storage().nbytes() == 0) continue;
+    auto room = site_->device->allocate(source);
+    if (!room) return;
+    rooms[index] = std::move(room).value();
+    sources.tensors.push_back(std::move(source));
+    places.push_back(index);
+  }
+  if (places.empty()) return;
+  if (batch.lease() && !batch.facts().is_transient) site_->registrations.add(batch.lease(), batch.facts().slab_bytes);
+  for (size_t i = 0; i < places.size(); ++i) {
+    if (site_->device->copy(sources.tensors[i], rooms[places[i]])) continue;
+    site_->copies.give_up(std::move(sources), {Errc::kFailed, "a copy could not be started"});
+    return;
+  }
+  auto event = site_->copies.add(std::move(sources));
+  if (!event) return;
+  batch.set_ahead(
+      std::make_shared<AheadCopies>(site_->device, site_->place, std::move(event).value(), std::move(rooms)));
 }
 
 }  // namespace penstock::loader

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The counters of a running loader. Any thread may increment and read them at any time. They only report: no decision
-// depends on them.
+// The figures of a running loader. LoaderCounters has its counters, BatchTimes and MakingTimes the times of one batch.
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+
+#include "base/clock.h"
+#include "wire/message.h"
 
 namespace penstock::loader {
 
@@ -23,7 +26,7 @@ class Counter {
 // The number of stages to which a wait for a batch is attributed (step_ledger.h).
 inline constexpr size_t kWaitPlaceCount = 7;
 
-// Thread-safe.
+// The counters only report: no decision depends on them. Thread-safe.
 struct LoaderCounters {
   Counter batches;                 // delivered to the trainer
   Counter batch_bytes;             // size of their payloads
@@ -51,6 +54,32 @@ struct LoaderCounters {
   Counter ranks_ns;
   Counter loader_ns;
   std::array<Counter, kWaitPlaceCount> waited_ns;
+};
+
+// The worker that made a batch and the times of the batch's stages, by the trainer's clock: the step ledger attributes
+// waits by them.
+struct BatchTimes {
+  uint64_t worker_id = 0;  // the worker's identity in a pool, its number if it is local
+  Instant asked_at{};      // the trainer decided to request it
+  Instant made_at{};       // a worker had made it; for a remote worker, converted to this clock by estimate
+  Instant arrived_at{};    // all its bytes had arrived
+  Instant staged_at{};     // it had passed the stages
+};
+
+// The time that a worker spent on each part of a batch.
+struct MakingTimes {
+  Duration dataset{0};
+  Duration collate{0};  // includes the copy into shared memory
+  Duration prefix{0};
+
+  Duration whole() const { return dataset + collate + prefix; }
+
+  static MakingTimes of(const wire::BatchFacts& facts) {
+    const Duration fetch = facts.fetch_time * Duration(wire::kTimeUnit);
+    const Duration prefix = std::min(fetch, facts.prefix_time * Duration(wire::kTimeUnit));
+    const Duration dataset = std::min(fetch - prefix, facts.samples.dataset_time * Duration(wire::kTimeUnit));
+    return {.dataset = dataset, .collate = fetch - prefix - dataset, .prefix = prefix};
+  }
 };
 
 }  // namespace penstock::loader

@@ -3,7 +3,7 @@
 
 #include <utility>
 
-#include "wire/batch_key.h"
+#include "wire/message.h"
 
 namespace penstock::loader {
 namespace {

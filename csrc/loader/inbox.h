@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The queue of the workers' answers, from the receiving thread, or the stage thread, to the trainer's thread. Answers
-// to requests of a finished epoch are dropped at both ends.
+// How the workers' answers reach the trainer's thread. Inbox is the queue to it from the receiving thread, or from the
+// stage thread; answers to requests of a finished epoch are dropped at both ends. An ArrivalTap sees requests and
+// arrivals before the trainer does.
 
 #include <atomic>
 #include <chrono>
@@ -13,10 +14,11 @@
 #include <string>
 #include <vector>
 
-#include "base/bounded_queue.h"
+#include "base/mutex.h"
 #include "base/result.h"
 #include "loader/batch.h"
 #include "loader/counters.h"
+#include "session/request_order.h"
 
 namespace penstock::loader {
 
@@ -118,6 +120,26 @@ class Inbox {
   BoundedQueue<std::unique_ptr<Batch>> recalled_{kRecalledCountMax};
   BoundedQueue<std::vector<std::byte>> states_;
   std::deque<Arrival> kept_;  // older than the queued ones; confined to the trainer's thread
+};
+
+// An observer of a source: it sees what is requested and what arrives, before the trainer does. The relay that forwards
+// batches to other ranks is one (replica/relay.h).
+class ArrivalTap {
+ public:
+  ArrivalTap() = default;
+  ArrivalTap(const ArrivalTap&) = delete;
+  ArrivalTap& operator=(const ArrivalTap&) = delete;
+  virtual ~ArrivalTap() = default;
+
+  // A batch is requested. Called on the trainer's thread.
+  virtual void asked(const session::RequestContent& content) = 0;
+  // A batch has arrived, or the end of a shard in its place. Called on the stage thread, which waits until this
+  // returns.
+  virtual void arrived(Arrival& arrival) = 0;
+  // No more arrivals follow: a blocked arrived() must return. Called on the owner's thread.
+  virtual void source_stopped() = 0;
+  // The reason of its failure, if it has failed: the trainer's next call reports it. Called on any thread.
+  virtual std::optional<Fault> failure() const = 0;
 };
 
 }  // namespace penstock::loader

@@ -7,8 +7,8 @@
 #include <string>
 #include <utility>
 
-#include "base/live_clock.h"
-#include "loader/pool_answers.h"
+#include "base/clock.h"
+#include "loader/incoming_batch.h"
 
 namespace penstock::loader {
 namespace {

@@ -2,7 +2,7 @@
 #pragma once
 // The path of arrivals to the inbox. If the trainer requested pinned memory or a device, each batch passes the stages
 // for that on a separate thread, so that the thread that answers leases neither copies nor calls a driver. The same
-// thread widens the narrow tensors of pool workers, and shows arrivals to a tap (arrival_tap.h). If none of these are
+// thread widens the narrow tensors of pool workers, and shows arrivals to a tap (inbox.h). If none of these are
 // needed, the thread is not started.
 //
 // A batch is *staged* from when it has passed the stages until it is delivered to the trainer. While `staged_bytes_max`
@@ -21,12 +21,11 @@
 
 #include "base/event_loop.h"
 #include "base/result.h"
-#include "device/staged_bytes.h"
-#include "loader/arrival_tap.h"
+#include "device/device.h"
 #include "loader/batch_memory.h"
 #include "loader/batch_stage.h"
 #include "loader/inbox.h"
-#include "wire/batch_key.h"
+#include "wire/message.h"
 
 namespace penstock::loader {
 

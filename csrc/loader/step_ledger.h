@@ -15,9 +15,8 @@
 #include <optional>
 #include <vector>
 
-#include "base/instant.h"
+#include "base/clock.h"
 #include "base/mutex.h"
-#include "loader/batch_times.h"
 #include "loader/counters.h"
 #include "wire/reports.h"
 

@@ -3,8 +3,8 @@
 
 #include <utility>
 
-#include "base/assert.h"
-#include "base/live_clock.h"
+#include "base/clock.h"
+#include "base/result.h"
 
 namespace penstock::loader {
 

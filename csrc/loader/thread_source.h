@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Batches that threads of the trainer's process make. Without threads, the trainer's thread makes each batch when it
-// waits for it.
-//
-// Any thread makes any batch of a map-style dataset: the threads take requests from one queue. A shard of an iterable
-// dataset is read by one thread in the order of its requests. Torch operators that a thread calls run on that thread
-// alone, as in a worker process.
+// Batches that threads of the trainer's process make (ThreadSource). A ThreadMaker makes the batches of one thread, in
+// memory that can be recycled (RecycledMemory).
 
 #include <ATen/core/Tensor.h>
 
@@ -13,12 +9,13 @@
 #include <cstdint>
 #include <exception>
 #include <latch>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "base/bounded_queue.h"
+#include "base/mutex.h"
 #include "loader/batch.h"
 #include "loader/batch_source.h"
 #include "wire/epoch_seeds.h"
@@ -51,6 +48,12 @@ struct ThreadSourceOptions {
   size_t arrival_count_max = 64;
 };
 
+// Batches that threads of the trainer's process make. Without threads, the trainer's thread makes each batch when it
+// waits for it.
+//
+// Any thread makes any batch of a map-style dataset: the threads take requests from one queue. A shard of an iterable
+// dataset is read by one thread in the order of its requests. Torch operators that a thread calls run on that thread
+// alone, as in a worker process.
 class ThreadSource : public BatchSource {
  public:
   // One maker per thread, or one for the trainer's thread if `has_threads` is false. A dataset's exception becomes an
@@ -89,6 +92,50 @@ class ThreadSource : public BatchSource {
   std::vector<std::unique_ptr<Queue>> queues_;
   wire::EpochSeeds seeds_;  // of the epoch being requested; confined to the trainer's thread
   std::vector<std::jthread> threads_;
+};
+
+// Memory for the batches that threads of this process make. A freed block is reused for a tensor of the same size:
+// memory that is new to the process costs a page fault per 4 KiB, which for a large batch takes longer than the copy
+// into it.
+//
+// Thread-safe. Tensors may outlive it, and be freed on any thread.
+class RecycledMemory {
+ public:
+  // At most `kept_bytes_max` bytes of freed blocks are kept.
+  explicit RecycledMemory(uint64_t kept_bytes_max) : blocks_(std::make_shared<Blocks>(kept_bytes_max)) {}
+  ~RecycledMemory() { blocks_->close(); }
+  RecycledMemory(const RecycledMemory&) = delete;
+  RecycledMemory& operator=(const RecycledMemory&) = delete;
+
+  // Returns an uninitialised contiguous tensor in a storage of exactly its bytes. Throws c10::Error if there is no
+  // memory.
+  at::Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype);
+
+  uint64_t kept_bytes() const { return blocks_->kept_bytes(); }
+
+ private:
+  class Blocks {
+   public:
+    explicit Blocks(uint64_t kept_bytes_max) : kept_bytes_max_(kept_bytes_max) {}
+
+    // Returns a freed block of exactly `bytes` bytes; null if there is none.
+    at::DataPtr try_take(uint64_t bytes);
+    void give_back(at::DataPtr block, uint64_t bytes);
+    // Frees all blocks; none are kept from now on.
+    void close();
+    uint64_t kept_bytes() const;
+
+   private:
+    mutable Mutex mutex_;
+    uint64_t kept_bytes_max_ PENSTOCK_GUARDED_BY(mutex_);
+    uint64_t kept_bytes_ PENSTOCK_GUARDED_BY(mutex_) = 0;
+    std::map<uint64_t, std::vector<at::DataPtr>> free_ PENSTOCK_GUARDED_BY(mutex_);
+  };
+  struct Loan;
+
+  static void end_loan(void* loan);
+
+  std::shared_ptr<Blocks> blocks_;  // shared by the tensors
 };
 
 }  // namespace penstock::loader

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/live_clock.h"
+#include "base/clock.h"
 
 namespace penstock::net {
 namespace {

@@ -19,13 +19,13 @@
 #include <string_view>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/event_loop.h"
-#include "base/instant.h"
 #include "base/mutex.h"
 #include "base/result.h"
-#include "net/key_ring.h"
+#include "net/keys.h"
+#include "net/seal.h"
 #include "net/socket.h"
-#include "net/ticket.h"
 
 namespace penstock::net {
 

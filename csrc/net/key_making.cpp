@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "base/file_descriptor.h"
-#include "net/key_files.h"
-#include "net/key_ring.h"
+#include "net/key_folder.h"
+#include "net/keys.h"
 
 namespace penstock::net {
 namespace {

@@ -19,11 +19,151 @@
 #include <string>
 #include <utility>
 
-#include "base/descriptor_limit.h"
-#include "base/live_clock.h"
-#include "net/readiness.h"
+#include "base/clock.h"
+#include "base/process.h"
+#include "base/result.h"
+#include "net/socket.h"
 
 namespace penstock::net {
+
+ConnectionBudget::Limits ConnectionBudget::limits_under(uint64_t descriptor_limit, size_t sharer_count) {
+  const auto count = static_cast<size_t>(std::clamp<uint64_t>(descriptor_limit / kDescriptorsForEach / sharer_count,
+                                                              kStageConnectionsLeast, kStageConnectionsMax));
+  return {.stage_count_max = count, .address_count_max = count / kAddressPart};
+}
+
+void ConnectionBudget::add(int id, const Address& address, Instant now) {
+  PENSTOCK_ASSERT(!has(id), "connection ", id, " already exists");
+  put(id, {.stage = HandshakeStage::kSilent, .address = address, .accepted_at = now});
+}
+
+void ConnectionBudget::put(int id, const Place& place) {
+  Stage& its = at(place.stage);
+  its.queues[place.address].push_back({.id = id, .accepted_at = place.accepted_at});
+  ++its.count;
+  places_.emplace(id, place);
+}
+
+void ConnectionBudget::advance(int id, HandshakeStage stage) {
+  Place place = places_.at(id);
+  PENSTOCK_ASSERT(stage > place.stage, "a handshake cannot return to an earlier stage");
+  place.stage = stage;
+  remove(id);
+  put(id, place);
+}
+
+void ConnectionBudget::remove(int id) {
+  const auto place = places_.find(id);
+  PENSTOCK_ASSERT(place != places_.end(), "unknown connection ", id);
+  Stage& its = at(place->second.stage);
+  const auto queue = its.queues.find(place->second.address);
+  std::erase_if(queue->second, [id](const Connection& connection) { return connection.id == id; });
+  if (queue->second.empty()) its.queues.erase(queue);
+  --its.count;
+  places_.erase(place);
+}
+
+const ConnectionBudget::Queue& ConnectionBudget::longest_of(const Stage& stage) {
+  const auto goes_first = [](const auto& a, const auto& b) {
+    if (a.second.size() != b.second.size()) return a.second.size() > b.second.size();
+    return a.second.front().accepted_at < b.second.front().accepted_at;
+  };
+  return std::min_element(stage.queues.begin(), stage.queues.end(), goes_first)->second;
+}
+
+std::optional<int> ConnectionBudget::surplus() const {
+  for (const Stage& stage : stages_) {
+    if (stage.count == 0) continue;
+    const Queue& queue = longest_of(stage);
+    if (stage.count > limits_.stage_count_max || queue.size() > limits_.address_count_max) return queue.front().id;
+  }
+  return std::nullopt;
+}
+
+std::optional<int> ConnectionBudget::first() const {
+  for (const Stage& stage : stages_) {
+    if (stage.count > 0) return longest_of(stage).front().id;
+  }
+  return std::nullopt;
+}
+
+std::vector<int> ConnectionBudget::overdue(Instant now) const {
+  std::vector<int> ids;
+  for (size_t index = 0; index < kHandshakeStageCount; ++index) {
+    const Stage& stage = stages_[index];
+    const bool is_pressed = stage.count * 4 > limits_.stage_count_max * 3;
+    const Duration time = is_pressed ? kStageTimes[index] / 2 : kStageTimes[index];
+    for (const auto& [address, queue] : stage.queues) {
+      for (const Connection& connection : queue) {
+        if (now - connection.accepted_at >= time) ids.push_back(connection.id);
+      }
+    }
+  }
+  return ids;
+}
+
+HolderBudget::Limits HolderBudget::limits_under(uint64_t descriptor_limit, const HolderRoom& room) {
+  PENSTOCK_ASSERT(room.count_max >= kHoldersLeast && room.descriptors_for_each > 0);
+  const auto count = static_cast<size_t>(
+      std::clamp<uint64_t>(descriptor_limit / room.descriptors_for_each, kHoldersLeast, room.count_max));
+  const size_t quiet_count = count / kQuietPart;
+  return {.known_count_max = count - quiet_count,
+          .key_count_max = (count - quiet_count) / kKeyPart,
+          .quiet_count_max = quiet_count,
+          .quiet_address_count_max = quiet_count / kAddressPart};
+}
+
+void HolderBudget::add(int id, const Address& address) {
+  PENSTOCK_ASSERT(!has(id), "connection ", id, " already exists");
+  put(id, {.is_quiet = true, .group = std::string(address.begin(), address.end()), .order = ++added_count_});
+}
+
+void HolderBudget::speak(int id, std::string_view key) {
+  Place place = places_.at(id);
+  place.is_quiet = false;
+  place.group = key;
+  remove(id);
+  put(id, std::move(place));
+}
+
+void HolderBudget::put(int id, Place place) {
+  Part& part = part_of(place);
+  part.queues[place.group].emplace(place.order, id);
+  ++part.count;
+  places_.emplace(id, std::move(place));
+}
+
+void HolderBudget::remove(int id) {
+  const auto place = places_.find(id);
+  PENSTOCK_ASSERT(place != places_.end(), "unknown connection ", id);
+  Part& part = part_of(place->second);
+  const auto queue = part.queues.find(place->second.group);
+  queue->second.erase(place->second.order);
+  if (queue->second.empty()) part.queues.erase(queue);
+  --part.count;
+  places_.erase(place);
+}
+
+int HolderBudget::first_of_longest(const Part& part) {
+  const auto goes_first = [](const auto& a, const auto& b) {
+    if (a.second.size() != b.second.size()) return a.second.size() > b.second.size();
+    return a.second.begin()->first < b.second.begin()->first;
+  };
+  return std::min_element(part.queues.begin(), part.queues.end(), goes_first)->second.begin()->second;
+}
+
+std::optional<int> HolderBudget::surplus(int id) const {
+  if (const auto place = places_.find(id); place != places_.end()) {
+    const bool is_quiet = place->second.is_quiet;
+    const Queue& queue = (is_quiet ? quiet_ : known_).queues.at(place->second.group);
+    if (queue.size() > (is_quiet ? limits_.quiet_address_count_max : limits_.key_count_max))
+      return queue.begin()->second;
+  }
+  if (quiet_.count > limits_.quiet_count_max) return first_of_longest(quiet_);
+  if (known_.count > limits_.known_count_max) return first_of_longest(known_);
+  return std::nullopt;
+}
+
 namespace {
 
 constexpr int kEventsInTurn = 1024;

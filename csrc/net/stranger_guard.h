@@ -1,33 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Prevents peers that merely connect to a server from exhausting the descriptors of its process. libzmq accepts every
-// connection and keeps a silent one for the whole handshake timeout. A separate thread is notified of each connection
-// that libzmq has accepted, keeps it within a budget (connection_budget.h) until it has shown an allowed key, and
-// closes connections that are too many or too slow.
-//
-// A connection is closed by shutting down a duplicate of its descriptor, which libzmq then finds to have ended.
-// libzmq's number cannot be used: libzmq may have closed it in the meantime, and a file of the dataset may have it by
-// then.
-//
-// The system keeps a silent connection for a time (kSilentTime), and passes it to libzmq once its first bytes have
-// arrived: every peer of ours sends some first. Such a connection takes neither a descriptor nor a thread's time, and
-// is not reopened because it was closed. The system keeps at most as many of them at a port as may wait to be accepted
-// (ZMQ_BACKLOG), and passes on further connections immediately.
-//
-// libzmq does not identify connections whose handshake has succeeded. The system does: it counts the bytes that the
-// server has sent on each connection, and the steps of a handshake have fixed sizes. This is checked at the moment when
-// a connection would be closed, so a connection that has shown an allowed key is not closed.
-//
-// The thread is not the one that checks keys: a handshake must not wait until ten thousand strangers are closed.
-// nftables or a proxy in front would need privileges or a second copy of each byte.
-//
-// Admitted connections are kept within a separate budget (holder_budget.h), from the moment when their admission is
-// detected. They have no permanent duplicates, which would double the descriptors of a pool: a duplicate is made when a
-// connection is to be closed, and checked to belong to the same peer still.
+// StrangerGuard, which prevents peers that merely connect to a server from exhausting the descriptors of its process,
+// and the two budgets by which it decides: ConnectionBudget for connections that have shown no allowed key,
+// HolderBudget for admitted ones. The budgets only decide; they own no connections.
 
 #include <array>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -35,16 +16,179 @@
 #include <string_view>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/event_loop.h"
 #include "base/file_descriptor.h"
 #include "base/mutex.h"
 #include "base/result.h"
-#include "net/connection_budget.h"
-#include "net/connection_monitor.h"
-#include "net/holder_budget.h"
 #include "net/socket.h"
 
 namespace penstock::net {
+
+// The handshake progress of a connection that has not shown an allowed key.
+enum class HandshakeStage : uint8_t {
+  kSilent,    // it has not sent the first bytes of ZeroMQ's protocol
+  kGreeting,  // it has sent them
+  kKnowing,   // it has shown that it knows the server's key
+};
+constexpr size_t kHandshakeStageCount = 3;
+
+// For each stage, the time after a connection was accepted by which it must have reached the next stage. Half of that
+// while more than three quarters of the stage's room are taken.
+constexpr std::array<std::chrono::milliseconds, kHandshakeStageCount> kStageTimes = {
+    std::chrono::milliseconds(2000), std::chrono::milliseconds(3000), std::chrono::milliseconds(5000)};
+
+// The room of a stage at one server: a sixteenth of the process's descriptor limit, within these bounds. A connection
+// takes two descriptors, and a worker has two servers, one of which has two stages: at least three eighths of the
+// descriptors remain, regardless of the number of strangers, except for connections that libzmq accepts before the
+// guard's thread runs. Workers that share a process share that sixteenth; the minimum is for each.
+constexpr size_t kStageConnectionsMax = 128;
+constexpr size_t kStageConnectionsLeast = 4;
+constexpr uint64_t kDescriptorsForEach = 16;
+// The share of one address: room / kAddressPart.
+constexpr size_t kAddressPart = 2;
+
+// Decides which connections a server closes to make room: among the connections that have shown no key, the oldest one
+// of the address that has the most. Each stage of a handshake has separate room, so connections that send no bytes do
+// not displace connections that make progress.
+//
+// Closing the oldest connection and not the newest serves honest peers that share an address with a stranger, such as
+// loopback: they reach the next stage within milliseconds, and the connections that stay behind are closed.
+//
+// Thread-compatible.
+class ConnectionBudget {
+ public:
+  struct Limits {
+    size_t stage_count_max = kStageConnectionsMax;
+    size_t address_count_max = kStageConnectionsMax / kAddressPart;  // in a stage
+  };
+  // `sharer_count`: the number of workers that have a server of this kind in this process.
+  static Limits limits_under(uint64_t descriptor_limit, size_t sharer_count = 1);
+
+  // The address of a peer. IPv4 addresses are mapped to IPv6; of IPv6 only the first 64 bits count, as a peer has a
+  // whole network.
+  using Address = std::array<uint8_t, 16>;
+
+  explicit ConnectionBudget(const Limits& limits) : limits_(limits) {}
+
+  // A connection was accepted. `id` is unique among the connections here.
+  void add(int id, const Address& address, Instant now);
+  // The connection has reached a later stage.
+  void advance(int id, HandshakeStage stage);
+  // The connection has ended, or shown its key.
+  void remove(int id);
+
+  bool has(int id) const { return places_.contains(id); }
+  bool is_empty() const { return places_.empty(); }
+  HandshakeStage stage_of(int id) const { return places_.at(id).stage; }
+
+  // The connection to close, unless it has meanwhile reached a later stage, because there are too many. None if there
+  // is room for all.
+  std::optional<int> surplus() const;
+  // The connection to close first if any must be closed.
+  std::optional<int> first() const;
+  // The connections whose time in their stage is over.
+  std::vector<int> overdue(Instant now) const;
+
+ private:
+  struct Connection {
+    int id;
+    Instant accepted_at;
+  };
+  using Queue = std::deque<Connection>;  // in the order in which they reached the stage
+  struct Stage {
+    std::map<Address, Queue> queues;  // none is empty
+    size_t count = 0;
+  };
+  struct Place {
+    HandshakeStage stage;
+    Address address;
+    Instant accepted_at;
+  };
+
+  Stage& at(HandshakeStage stage) { return stages_[static_cast<size_t>(stage)]; }
+  void put(int id, const Place& place);
+  // The longest queue of a non-empty stage; of equally long ones, the queue whose first connection is oldest.
+  static const Queue& longest_of(const Stage& stage);
+
+  const Limits limits_;
+  std::array<Stage, kHandshakeStageCount> stages_;
+  std::map<int, Place> places_;  // by id
+};
+
+// Connections that have sent no message have 1 / kQuietPart of a server's room, and one address 1 / kAddressPart of
+// that. One key has 1 / kKeyPart of the rest.
+constexpr size_t kQuietPart = 4;
+constexpr size_t kKeyPart = 2;
+constexpr size_t kHoldersLeast = 16;
+
+// The room of one server: `count_max` connections, but at most one for every `descriptors_for_each` of the process's
+// descriptor limit. A worker's servers use an eighth and a sixteenth of the descriptors, in addition to five eighths
+// for strangers (kStageConnectionsMax), so three sixteenths remain.
+struct HolderRoom {
+  size_t count_max = 1024;
+  uint64_t descriptors_for_each = 8;
+};
+
+// Decides which admitted connections a server closes to make room. If there are too many, the key with the most
+// connections loses its oldest, so a key's holder may connect any number of times without locking others out.
+//
+// libzmq identifies the key of a connection only with its first message. Connections without a message have separate
+// room until they send one; the address with the most of them loses its oldest, as peers send as soon as they are
+// admitted.
+//
+// Thread-compatible.
+class HolderBudget {
+ public:
+  struct Limits {
+    size_t known_count_max;
+    size_t key_count_max;
+    size_t quiet_count_max;
+    size_t quiet_address_count_max;
+  };
+  static Limits limits_under(uint64_t descriptor_limit, const HolderRoom& room);
+
+  using Address = ConnectionBudget::Address;
+
+  explicit HolderBudget(const Limits& limits) : limits_(limits) {}
+
+  // A connection was admitted that has sent no message yet. `id` is unique among the connections here.
+  void add(int id, const Address& address);
+  // The connection has sent a message; `key` is the key that it had shown.
+  void speak(int id, std::string_view key);
+  // The connection has ended.
+  void remove(int id);
+
+  bool has(int id) const { return places_.contains(id); }
+  size_t count() const { return places_.size(); }
+
+  // The connection to close after `id` was added or has spoken. None if there is room for all.
+  std::optional<int> surplus(int id) const;
+
+ private:
+  using Queue = std::map<uint64_t, int>;  // connections by the order in which they were added
+  struct Part {
+    std::map<std::string, Queue> queues{};  // by key, or by the bytes of the address; no queue is empty
+    size_t count = 0;
+  };
+  struct Place {
+    bool is_quiet;
+    std::string group;
+    uint64_t order;
+  };
+
+  Part& part_of(const Place& place) { return place.is_quiet ? quiet_ : known_; }
+  void put(int id, Place place);
+  // The oldest of the longest queue of a non-empty part; of equally long ones, the queue whose first connection is
+  // oldest.
+  static int first_of_longest(const Part& part);
+
+  const Limits limits_;
+  Part quiet_;
+  Part known_;
+  std::map<int, Place> places_;  // by id
+  uint64_t added_count_ = 0;
+};
 
 // The minimum number of bytes that a server has sent to a peer at each step.
 struct HandshakeBytes {
@@ -68,6 +212,31 @@ struct PortUse {
   HolderRoom holders{};
 };
 
+// Prevents peers that merely connect to a server from exhausting the descriptors of its process. libzmq accepts every
+// connection and keeps a silent one for the whole handshake timeout. A separate thread is notified of each connection
+// that libzmq has accepted, keeps it within a ConnectionBudget until it has shown an allowed key, and closes
+// connections that are too many or too slow.
+//
+// A connection is closed by shutting down a duplicate of its descriptor, which libzmq then finds to have ended.
+// libzmq's number cannot be used: libzmq may have closed it in the meantime, and a file of the dataset may have it by
+// then.
+//
+// The system keeps a silent connection for a time (kSilentTime), and passes it to libzmq once its first bytes have
+// arrived: every peer of ours sends some first. Such a connection takes neither a descriptor nor a thread's time, and
+// is not reopened because it was closed. The system keeps at most as many of them at a port as may wait to be accepted
+// (ZMQ_BACKLOG), and passes on further connections immediately.
+//
+// libzmq does not identify connections whose handshake has succeeded. The system does: it counts the bytes that the
+// server has sent on each connection, and the steps of a handshake have fixed sizes. This is checked at the moment when
+// a connection would be closed, so a connection that has shown an allowed key is not closed.
+//
+// The thread is not the one that checks keys: a handshake must not wait until ten thousand strangers are closed.
+// nftables or a proxy in front would need privileges or a second copy of each byte.
+//
+// Admitted connections are kept within a HolderBudget, from the moment when their admission is detected. They have no
+// permanent duplicates, which would double the descriptors of a pool: a duplicate is made when a connection is to be
+// closed, and checked to belong to the same peer still.
+//
 // Destroyed before the socket that it watches. Thread-safe.
 class StrangerGuard final : private EventLoop::Handler {
  public:

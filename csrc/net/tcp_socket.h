@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A ZeroMQ socket over TCP, for both sides of a connection between hosts: its options, and sending and receiving within
-// limits. With CURVE it encrypts the messages. With a ticket, which is ZeroMQ's PLAIN, it only rejects strangers, and
-// the messages are sealed separately (seal.h). The rest of penstock uses ServerSocket, ClientSocket and the data
-// sockets.
+// TcpSocket, a ZeroMQ socket over TCP, for both sides of a connection between hosts: its options, and sending and
+// receiving messages within limits. With CURVE it encrypts the messages. With a ticket, which is ZeroMQ's PLAIN, it
+// only rejects strangers, and the messages are sealed separately (seal.h). The rest of penstock uses ServerSocket,
+// ClientSocket and the data sockets.
+//
+// Neither direction copies a payload: a sent part stays in place until ZeroMQ has read it, and a received part stays in
+// ZeroMQ's memory.
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -17,16 +22,38 @@
 
 #include "base/result.h"
 #include "net/endpoint.h"
-#include "net/key_ring.h"
 #include "net/keys.h"
-#include "net/message_part.h"
-#include "net/readiness.h"
+#include "net/seal.h"
 #include "net/socket.h"
 #include "net/stranger_guard.h"
-#include "net/ticket.h"
-#include "wire/message_limits.h"
+#include "wire/control_record.h"
+#include "wire/message.h"
 
 namespace penstock::net {
+
+// One part to send. Without `release` the bytes are copied. With it they are not: they must stay unchanged until
+// `release` is called, which happens exactly once, on any thread, even if the message could not be sent.
+struct OutgoingPart {
+  std::span<const std::byte> bytes;
+  std::function<void()> release;
+};
+
+// One received part. Its bytes have no guaranteed alignment. Thread-compatible.
+class ReceivedPart {
+ public:
+  ReceivedPart();
+  ReceivedPart(ReceivedPart&& other) noexcept;
+  ReceivedPart& operator=(ReceivedPart&& other) noexcept;
+  ~ReceivedPart();
+
+  std::span<const std::byte> bytes() const;
+
+  // The zmq_msg_t, for this room's files that call ZeroMQ.
+  void* handle() { return storage_.data(); }
+
+ private:
+  alignas(void*) std::array<std::byte, 64> storage_;
+};
 
 // An error unless this libzmq has CURVE and the fixes of 4.3.3: earlier, anyone who could reach the port could stop a
 // server from serving (CVE-2020-15166), or write past a buffer (CVE-2021-20235).
@@ -137,5 +164,10 @@ class TcpSocket {
   // By libzmq's descriptor: the routing id of the connection that last sent a message with this number.
   std::unordered_map<int, std::string> noted_;
 };
+
+// The message limits of a connection with a controller. Both sides must use the same.
+inline wire::MessageLimits control_limits() {
+  return {.part_bytes_max = wire::kControlBytesMax, .message_bytes_max = wire::kControlBytesMax};
+}
 
 }  // namespace penstock::net

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "pool_client/controller_link.h"
 
+#include <chrono>
 #include <utility>
 #include <variant>
 
-#include "net/control_limits.h"
+#include "base/process.h"
+#include "net/tcp_socket.h"
 #include "wire/control_record.h"
 
 namespace penstock::pool_client {
@@ -80,6 +82,133 @@ void ControllerLink::say_farewell(const wire::TrainerReport& last) {
   static_cast<void>(socket_->send(
       wire::write_control(wire::Farewell{.id = last.trainer_id, .is_worker = false, .secret = last.secret})));
   socket_->set_linger(net::kFarewellTime);
+}
+
+void PoolStanding::note(Controller controller, size_t known_count, size_t open_count) {
+  MutexLock lock(mutex_);
+  controller_ = std::move(controller);
+  known_count_ = known_count;
+  open_count_ = open_count;
+}
+
+void PoolStanding::note_deaths(std::string deaths) {
+  MutexLock lock(mutex_);
+  deaths_ = std::move(deaths);
+}
+
+void PoolStanding::note_pool(size_t pool_count, size_t declined_count) {
+  MutexLock lock(mutex_);
+  pool_count_ = pool_count;
+  declined_count_ = declined_count;
+}
+
+bool PoolStanding::note_refusal(uint64_t worker_id, const std::string& reason) {
+  MutexLock lock(mutex_);
+  make_room_for(worker_id);
+  return std::exchange(refusals_[worker_id], reason) != reason;
+}
+
+bool PoolStanding::note_reported_refusal(uint64_t worker_id, const std::string& reason) {
+  MutexLock lock(mutex_);
+  make_room_for(worker_id);
+  return refusals_.try_emplace(worker_id, reason).second;
+}
+
+void PoolStanding::forget_refusal(uint64_t worker_id) {
+  MutexLock lock(mutex_);
+  refusals_.erase(worker_id);
+}
+
+bool PoolStanding::note_numerics(uint64_t worker_id, const std::string& place, FamilySet differing) {
+  MutexLock lock(mutex_);
+  apart_.erase(worker_id);
+  if (differing == 0) return false;
+  if (apart_.size() >= kRefusalCountMax) apart_.erase(apart_.begin());
+  apart_[worker_id] = {place, differing};
+  return !std::exchange(is_apart_told_, true);
+}
+
+std::map<std::string, std::string> PoolStanding::workers_apart() const {
+  MutexLock lock(mutex_);
+  std::map<std::string, std::string> found;
+  for (const auto& [worker_id, apart] : apart_) found[apart.first] = spoken_families(apart.second);
+  return found;
+}
+
+std::optional<Duration> PoolStanding::controller_silence() const {
+  MutexLock lock(mutex_);
+  if (!controller_.has_answered) return std::nullopt;
+  return controller_.silence;
+}
+
+std::string PoolStanding::describe_declined(const std::string& where) const {
+  MutexLock lock(mutex_);
+  return spoken_lack(where) + spoken_refusals();
+}
+
+std::string PoolStanding::spoken_lack(const std::string& where) const {
+  const std::string program = job_kind_ == wire::JobKind::kPlugin ? "penstock-worker" : "penstock worker";
+  const std::string start = "start some (" + program + " --controller " + where + ")";
+  std::string text = "the controller at " + where + " has no worker for this trainer: ";
+  if (declined_count_ == 0) {
+    text += start + ", or wait until other trainers need fewer";
+  } else if (declined_count_ < pool_count_) {
+    text += std::to_string(declined_count_) + " of its " + std::to_string(pool_count_) +
+            " have rejected this job, and other trainers use the others; " + start + " that can run it, or wait";
+  } else {
+    text += "all of its " + std::to_string(pool_count_) + " have rejected this job; " + start + " that can run it";
+  }
+  return text;
+}
+
+std::string PoolStanding::spoken_refusals() const {
+  std::string text;
+  size_t spoken_count = 0;
+  for (const auto& [worker_id, reason] : refusals_) {
+    if (spoken_count == kRefusalSpokenCountMax)
+      return text + "; and " + std::to_string(refusals_.size() - spoken_count) + " more";
+    text += "; worker " + spoken_id(worker_id) + ": " + reason;
+    ++spoken_count;
+  }
+  return text;
+}
+
+void PoolStanding::make_room_for(uint64_t worker_id) {
+  if (refusals_.size() >= kRefusalCountMax && !refusals_.contains(worker_id)) refusals_.erase(refusals_.begin());
+}
+
+std::string PoolStanding::describe(const std::string& where) const {
+  MutexLock lock(mutex_);
+  // First: starting other workers does not help until the cause of the deaths is known.
+  const std::string deaths = deaths_.empty() ? "" : deaths_ + "; since then ";
+  if (where.empty()) {
+    return deaths + std::to_string(open_count_) + " of " + std::to_string(known_count_) +
+           (known_count_ == 1 ? " worker" : " workers") + " of this process work for it" + spoken_refusals();
+  }
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(controller_.silence).count();
+  const std::string command = "penstock controller --bind " + where;
+  std::string text;
+  if (!controller_.has_answered && !controller_.trouble.empty()) {
+    text = "the controller at " + where + " cannot be reached yet: " + controller_.trouble;
+  } else if (!controller_.has_answered && !controller_.lookup_failure.empty()) {
+    text = "the controller at " + where + " cannot be resolved: no address is known for this name (" +
+           controller_.lookup_failure + "); correct the name, or use its address";
+  } else if (!controller_.has_answered) {
+    text = "no controller answered at " + where + " within " + std::to_string(seconds) + " s: start one there (" +
+           command + "), or pass the address of the running controller";
+  } else if (controller_.silence >= kSilenceTold) {
+    text = "the controller at " + where + " last answered " + std::to_string(seconds) +
+           " s ago: check whether it is running and can be reached, and restart it (" + command + "); " +
+           std::to_string(open_count_) + " of " + std::to_string(known_count_) +
+           (known_count_ == 1 ? " worker" : " workers") + " from it work for this trainer";
+  } else if (known_count_ == 0) {
+    text = spoken_lack(where);
+  } else {
+    text = std::to_string(open_count_) + " of " + std::to_string(known_count_) +
+           (known_count_ == 1 ? " worker" : " workers") + " from the controller at " + where +
+           (open_count_ == 1 ? " works" : " work") + " for this trainer";
+  }
+  return deaths + text + spoken_refusals();
 }
 
 }  // namespace penstock::pool_client

@@ -1,24 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A trainer's connection to its controller: it sends reports when they are due and receives rosters.
+// A trainer's connection to its controller (ControllerLink), and the state of its connections to the pool in words
+// (PoolStanding).
 
+#include <cstddef>
+#include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
-#include "base/instant.h"
+#include "base/clock.h"
+#include "base/mutex.h"
+#include "base/numerics.h"
 #include "base/result.h"
 #include "net/client_socket.h"
 #include "net/endpoint.h"
-#include "net/key_ring.h"
+#include "net/keys.h"
 #include "session/enrolment.h"
 #include "wire/control_record.h"
 #include "wire/reports.h"
 
 namespace penstock::pool_client {
 
-// Confined to the I/O thread.
+// A trainer's connection to its controller: it sends reports when they are due and receives rosters. Confined to the
+// I/O thread.
 class ControllerLink {
  public:
   static Result<std::unique_ptr<ControllerLink>> connect(net::SocketContext& context, net::Resolver& resolver,
@@ -58,6 +66,67 @@ class ControllerLink {
   std::optional<wire::TrainerRoster> roster_;
   bool has_answered_ = false;
   std::string trouble_;
+};
+
+// A controller or a worker that is silent for this long is reported.
+inline constexpr Duration kSilenceTold = std::chrono::seconds(5);
+inline constexpr size_t kRefusalCountMax = 64;       // workers whose reasons are kept
+inline constexpr size_t kRefusalSpokenCountMax = 8;  // and listed in one sentence
+
+// The state of a trainer's connection to a pool, in words: for the user who waits. Thread-safe.
+class PoolStanding {
+ public:
+  struct Controller {
+    bool has_answered = false;
+    std::string trouble{};         // why the connection failed
+    std::string lookup_failure{};  // why its host name was not found
+    Duration silence{};
+  };
+
+  explicit PoolStanding(wire::JobKind job_kind) : job_kind_(job_kind) {}
+
+  void note(Controller controller, size_t known_count, size_t open_count);
+  // Sets the description of the batch that the last workers died of, while there is no worker; otherwise empty.
+  void note_deaths(std::string deaths);
+  // Sets the number of the pool's workers, and how many of them cannot run this trainer's job.
+  void note_pool(size_t pool_count, size_t declined_count);
+  // Notes why the worker does not work for this trainer. Returns false if that reason is known already.
+  bool note_refusal(uint64_t worker_id, const std::string& reason);
+  // Notes a reason that the controller forwards, unless the worker itself has given one. Returns false if a reason is
+  // known already.
+  bool note_reported_refusal(uint64_t worker_id, const std::string& reason);
+  void forget_refusal(uint64_t worker_id);
+  // Notes the kernel families in which a worker's results differ from this process's. Returns true for the first worker
+  // that differs in any.
+  bool note_numerics(uint64_t worker_id, const std::string& place, FamilySet differing);
+
+  // The time since the controller's last message; nullopt if it has never sent one.
+  std::optional<Duration> controller_silence() const;
+
+  // The workers with different results, by place, and their kernel families for people.
+  std::map<std::string, std::string> workers_apart() const;
+
+  // A description in a sentence or two. `where` is the controller's address, empty without one.
+  std::string describe(const std::string& where) const;
+  // The same, once every worker has declined the job.
+  std::string describe_declined(const std::string& where) const;
+
+ private:
+  std::string spoken_lack(const std::string& where) const PENSTOCK_REQUIRES(mutex_);  // that workers are missing
+  std::string spoken_refusals() const PENSTOCK_REQUIRES(mutex_);
+  void make_room_for(uint64_t worker_id) PENSTOCK_REQUIRES(mutex_);  // evicts a refusal if they are full
+
+  const wire::JobKind job_kind_;  // determines the program to start as a worker
+  mutable Mutex mutex_;
+  Controller controller_ PENSTOCK_GUARDED_BY(mutex_);
+  size_t known_count_ PENSTOCK_GUARDED_BY(mutex_) = 0;
+  size_t pool_count_ PENSTOCK_GUARDED_BY(mutex_) = 0;
+  size_t declined_count_ PENSTOCK_GUARDED_BY(mutex_) = 0;
+  size_t open_count_ PENSTOCK_GUARDED_BY(mutex_) = 0;
+  std::string deaths_ PENSTOCK_GUARDED_BY(mutex_);
+  std::map<uint64_t, std::string> refusals_ PENSTOCK_GUARDED_BY(mutex_);
+  std::map<uint64_t, std::pair<std::string, FamilySet>> apart_ PENSTOCK_GUARDED_BY(mutex_);
+  bool is_apart_told_ PENSTOCK_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace penstock::pool_client

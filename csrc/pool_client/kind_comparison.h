@@ -13,9 +13,9 @@
 #include <string>
 #include <utility>
 
-#include "base/content_digest.h"
+#include "base/bytes.h"
 #include "base/numerics.h"
-#include "wire/batch_key.h"
+#include "wire/message.h"
 
 namespace penstock::pool_client {
 

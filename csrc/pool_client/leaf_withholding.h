@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-#include "wire/shipment.h"
+#include "wire/blob_record.h"
 
 namespace penstock::pool_client {
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The workers that a trainer may use: its own ones, and the pool workers assigned by the controller.
+// The workers that a trainer may use (PoolDirectory), and the identity of the trainer's job and its rank in it, for the
+// controller.
 
 #include <algorithm>
 #include <cstdint>
@@ -11,7 +12,7 @@
 
 #include "base/result.h"
 #include "net/endpoint.h"
-#include "net/key_ring.h"
+#include "net/keys.h"
 #include "wire/reports.h"
 
 namespace penstock::pool_client {
@@ -23,7 +24,8 @@ struct OwnWorker {
   std::string handover = {};  // its address for handing batches over as slabs; empty: it sends them in chunks
 };
 
-// Confined to the I/O thread, once it runs.
+// The workers that a trainer may use: its own ones, and the pool workers assigned by the controller. Confined to the
+// I/O thread, once it runs.
 class PoolDirectory {
  public:
   // `keys` are the pool's, `own_keys` are for own workers.
@@ -82,5 +84,14 @@ class PoolDirectory {
   std::vector<OwnWorker> own_workers_;
   std::vector<wire::TrainerRoster::Entry> pool_workers_;
 };
+
+// Returns the same text for all ranks of a job that was started by torchrun, or by any other launcher that sets
+// MASTER_ADDR and MASTER_PORT, and a different text for any other job that runs at that time. Empty if the environment
+// does not describe such a job.
+std::string identity_of_launched_job();
+
+// `identity` is the job's, empty for a process without other ranks. A process with loaders of several names is in one
+// group for each name.
+wire::JobRank job_rank(const std::string& identity, const std::string& job_name, uint32_t rank, uint32_t world_size);
 
 }  // namespace penstock::pool_client

@@ -6,11 +6,10 @@
 #include <cmath>
 #include <utility>
 
-#include "base/heap_thresholds.h"
-#include "base/identity.h"
-#include "loader/pool_answers.h"
+#include "base/process.h"
+#include "loader/incoming_batch.h"
 #include "loader/step_ledger.h"
-#include "wire/shipment.h"
+#include "wire/blob_record.h"
 
 namespace penstock::pool_client {
 

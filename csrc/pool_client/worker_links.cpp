@@ -1,9 +1,108 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "pool_client/worker_links.h"
 
+#include <algorithm>
+#include <array>
 #include <utility>
 
 namespace penstock::pool_client {
+
+Result<void> DataLink::connect(net::SocketContext& context, net::Resolver& resolver, const wire::SealGrant& grant) {
+  auto client = net::DataClient::connect(context, resolver, name_, offer_, grant);
+  if (!client) return client.error();
+  client_ = std::move(client).value();
+  offer_ = {};
+  return {};
+}
+
+DataLink::Outcome DataLink::fail(std::string fault) {
+  fault_ = std::move(fault);
+  return Outcome::kFault;
+}
+
+// Chunks are decrypted even if their batch is not awaited: the contents of a head are trustworthy only if its seal is
+// valid.
+DataLink::Outcome DataLink::keep_piece(loader::BatchMemory& memory, bool is_awaited) {
+  const wire::SealedPiece& piece = client_->piece();
+  const wire::BatchKey key = piece.head.key;
+  if (!is_awaited || piece.head.payload_offset == 0) incoming_.erase(key);
+  if (!is_awaited) {
+    unwanted_.resize(piece.size());
+    return client_->open(unwanted_) ? Outcome::kPiece : fail(client_->fault());
+  }
+  if (piece.head.payload_offset == 0) incoming_.try_emplace(key, memory, piece.head.payload_bytes);
+  const auto found = incoming_.find(key);
+  const auto room = found == incoming_.end() ? std::span<std::byte>()
+                                             : found->second.room_for(piece.head.payload_offset, piece.size());
+  if (room.empty()) return fail("it is not the next one of its batch");
+  if (!client_->open(room)) {
+    incoming_.erase(found);
+    return fail(client_->fault());
+  }
+  found->second.add(piece.size());
+  return Outcome::kPiece;
+}
+
+bool DataLink::has_whole(wire::BatchKey key) const {
+  const auto found = incoming_.find(key);
+  return found != incoming_.end() && found->second.is_whole();
+}
+
+std::optional<loader::IncomingBatch> DataLink::take_whole(wire::BatchKey key) {
+  auto node = incoming_.extract(key);
+  if (node.empty() || !node.mapped().is_whole()) return std::nullopt;
+  return std::move(node.mapped());
+}
+
+namespace {
+
+// A worker has at most some dozens of outstanding answers, and sends few other messages.
+constexpr size_t kWaitingCountMax = 1024;
+
+}  // namespace
+
+bool WorkerLink::is_at(const std::string& host) const {
+  return endpoint_.host == host || (data_ && data_->is_granted() && data_->endpoint().host == host);
+}
+
+std::optional<Instant> WorkerLink::due_at() const {
+  const auto due = earlier(reconnect_at, socket_->due_at());
+  return data_ && data_->is_granted() ? earlier(due, data_->due_at()) : due;
+}
+
+void WorkerLink::begin_link(const net::LinkName& name, const wire::SealOffer& offer) {
+  end_link();
+  data_.emplace(name, offer);
+}
+
+void WorkerLink::end_link() {
+  waiting_.clear();
+  data_.reset();
+  passed_.reset();
+}
+
+bool WorkerLink::add_waiting(net::ReceivedPart part) {
+  if (waiting_.size() >= kWaitingCountMax) return false;
+  waiting_.push_back(std::move(part));
+  return true;
+}
+
+void WorkerLink::hand_out(const wire::BlobWish& wish, const std::shared_ptr<const std::string>& blob) {
+  if (blob == nullptr || wish.offset >= blob->size()) {
+    const auto answer = wire::write_blob_message(wire::BlobUnknown{.id = wish.id});
+    static_cast<void>(socket_->send(answer));
+    return;
+  }
+  const auto head =
+      wire::write_blob_message(wire::BlobPiece{.id = wish.id, .offset = wish.offset, .total_bytes = blob->size()});
+  const uint64_t size = std::min<uint64_t>(wire::kBlobPieceBytesMax, blob->size() - wish.offset);
+  const auto piece = std::as_bytes(std::span(*blob)).subspan(wish.offset, size);
+  std::array<net::OutgoingPart, 2> parts{
+      net::OutgoingPart{.bytes = head, .release = nullptr},
+      net::OutgoingPart{.bytes = piece, .release = [blob] {}},  // keeps the blob until the part was sent
+  };
+  static_cast<void>(socket_->send(parts));
+}
 
 WorkerLinks::~WorkerLinks() {
   while (!links_.empty()) drop(links_.begin()->first);

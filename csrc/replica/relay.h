@@ -1,16 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// One rank passes the batches that it receives on to other ranks, its *followers*, which need the same batches: the
-// ranks of one model-parallel group. So a pool makes and sends each of these batches only once.
+// One rank, the *leader*, passes the batches that it receives on to other ranks, its *followers*, which need the same
+// batches: the ranks of one model-parallel group. So a pool makes and sends each of these batches only once. Relay is
+// the leader's side; ReplicaStore keeps the batches for the followers.
 //
 //   pool ─▶ leader's client ─ arrival tap ─▶ replica store ─▶ a pool server for each follower ─▶ the follower's client
 //
 // For a follower, its leader is the only worker of a pool: it sends the leader the requests that it would send to a
 // pool, and links, losses and shared-memory slabs are the same as with a pool worker on its machine
-// (worker/pool_server.h) or on another one. A request is answered with the leader's batch if the leader has made the
+// (worker/batch_server.h) or on another one. A request is answered with the leader's batch if the leader has made the
 // identical request.
 
+#include <ATen/core/Tensor.h>
+
 #include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
@@ -19,14 +25,107 @@
 #include <utility>
 #include <vector>
 
-#include "base/board.h"
+#include "base/bytes.h"
+#include "base/clock.h"
+#include "base/mutex.h"
 #include "base/result.h"
-#include "loader/arrival_tap.h"
-#include "net/key_ring.h"
-#include "replica/replica_store.h"
-#include "worker/pool_server.h"
+#include "loader/inbox.h"
+#include "net/keys.h"
+#include "worker/batch_server.h"
 
 namespace penstock::replica {
+
+// How long a follower's request waits for the same request of the leader, once the leader has made other ones.
+constexpr Duration kPatience = std::chrono::seconds(10);
+
+struct RequestDigest {
+  uint64_t sequence = 0;  // the place in the epoch
+  ContentDigest::Value value{};
+
+  friend bool operator==(const RequestDigest&, const RequestDigest&) = default;
+};
+
+// The leader's answer to one request: a batch, the end of the epoch or an error.
+struct ReplicaAnswer {
+  enum class Kind : uint8_t { kBatch, kEnd, kError };
+  Kind kind = Kind::kBatch;
+  std::vector<at::Tensor> tensors{};  // of a batch; read-only copies
+  std::vector<std::byte> nest{};
+  std::vector<std::byte> state{};  // of the dataset, after the batch
+  uint8_t flags = 0;               // wire::kBatchFlags
+  std::string type_name{};         // of an error
+  std::string text{};
+
+  uint64_t bytes() const;
+};
+
+// Keeps the batches of one rank until every follower has taken them.
+//
+// A batch is identified by its place in the epoch and by all of its inputs (RequestDigest): each rank counts epochs
+// separately, and two epochs of one loader differ in their seeds. A follower that requests a batch before its leader
+// has requested it waits. The request is refused, with the reason, once the leader has requested another batch in that
+// place or has started another epoch.
+//
+// Thread-safe.
+class ReplicaStore {
+ public:
+  using Deadline = std::chrono::steady_clock::time_point;
+
+  // Limits the untaken batches of each follower to `bytes_max` bytes. A single larger batch is allowed, and there is no
+  // limit while the follower waits for a missing batch.
+  ReplicaStore(size_t follower_count, uint64_t bytes_max);
+
+  // ---- For the leader
+
+  void asked(uint32_t epoch, const RequestDigest& request);
+  // Blocks while a follower has too many untaken batches.
+  void arrived(uint32_t epoch, uint64_t sequence, std::shared_ptr<const ReplicaAnswer> answer);
+  // Ends all waits; later calls do not wait either, until the leader's next request.
+  void stop();
+  // The follower for which arrived() is waiting, and for how long; none while it does not wait.
+  std::optional<std::pair<size_t, Duration>> awaited_follower() const;
+
+  // ---- For a follower
+
+  struct Taken {
+    std::shared_ptr<const ReplicaAnswer> answer{};  // null if there is none yet
+    std::string refusal{};                          // why there will be none; otherwise empty
+  };
+  // Returns the answer to a request that the follower made at `requested_at`. Blocks until it is available or the
+  // deadline has passed.
+  Taken take(size_t follower, const RequestDigest& request, Instant requested_at, Deadline deadline);
+
+ private:
+  using Key = std::pair<uint32_t, uint64_t>;  // the leader's epoch, place in it
+  struct Entry {
+    ContentDigest::Value digest{};
+    std::shared_ptr<const ReplicaAnswer> answer{};
+    std::vector<bool> taken_by{};
+  };
+  struct Follower {
+    bool is_waiting = false;     // for a missing batch
+    uint64_t untaken_bytes = 0;  // of the answers that it can take now
+  };
+
+  std::map<Key, Entry>::iterator find(const RequestDigest& request) PENSTOCK_REQUIRES(mutex_);
+  void take_from(std::map<Key, Entry>::iterator entry, size_t follower) PENSTOCK_REQUIRES(mutex_);
+  void pass_by(uint32_t epoch, size_t follower) PENSTOCK_REQUIRES(mutex_);
+  // Returns why the request cannot be answered any more; empty while it still may be.
+  std::string refusal_of(const RequestDigest& request, Instant requested_at, Instant now) const
+      PENSTOCK_REQUIRES(mutex_);
+  std::optional<size_t> slow_follower(uint64_t more_bytes) const PENSTOCK_REQUIRES(mutex_);
+
+  const uint64_t bytes_max_;
+  mutable Mutex mutex_;
+  Condition changed_;
+  std::map<Key, Entry> entries_ PENSTOCK_GUARDED_BY(mutex_);
+  std::vector<Follower> followers_ PENSTOCK_GUARDED_BY(mutex_);
+  uint32_t epoch_ PENSTOCK_GUARDED_BY(mutex_) = 0;  // the leader's latest epoch
+  Instant asked_at_ PENSTOCK_GUARDED_BY(mutex_){};  // when the leader made its latest request
+  bool is_stopped_ PENSTOCK_GUARDED_BY(mutex_) = false;
+  std::optional<size_t> awaited_ PENSTOCK_GUARDED_BY(mutex_);
+  Instant awaited_since_ PENSTOCK_GUARDED_BY(mutex_){};
+};
 
 struct FollowerSeat {
   std::string name;           // for messages, such as "rank 3"

@@ -1,22 +1,108 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/executor.h"
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/DefaultDtype.h>
 
 #include <algorithm>
 #include <unordered_map>
+#include <unordered_set>
+#include <utility>
 
-#include "base/assert.h"
+#include "base/result.h"
 #include "capture/capture.h"
-#include "capture/types.h"
+#include "capture/schema.h"
+#include "graph/call_flow.h"
 #include "graph/effects.h"
 #include "graph/ir_text.h"
-#include "graph/repetitions.h"
-#include "runtime/execution_guard.h"
-#include "runtime/last_uses.h"
-#include "runtime/seeded_draws.h"
+#include "runtime/kernel_families.h"
+#include "runtime/kernel_settings.h"
 
 namespace penstock::runtime {
+namespace {
+
+using graph::ValueId;
+
+// Returns, by node, whether its results are the same for every batch and do not share memory with an output.
+std::vector<bool> foldable_nodes(const graph::Graph& graph) {
+  graph::AliasSets aliases(graph.value_names.size());
+  for (const graph::Traits& traits : graph.traits)
+    for (const auto& [result, operand] : traits.aliases) aliases.unite(result, operand);
+  std::vector<bool> is_given_out(graph.value_names.size());  // by alias set
+  for (const graph::Output& output : graph.outputs) is_given_out[aliases.find(output.value)] = true;
+
+  const auto verdicts = graph::analyse_effects(graph, {.is_whole_program = false});
+  std::vector<bool> is_foldable(graph.nodes.size());
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    const auto& results = graph.nodes[i].results;
+    is_foldable[i] = verdicts[i].movable && verdicts[i].level == graph::Level::kConst &&
+                     std::none_of(results.begin(), results.end(),
+                                  [&](ValueId result) { return is_given_out[aliases.find(result)]; });
+  }
+  return is_foldable;
+}
+
+// Counts the memory of values once, however many views of it there are.
+class StorageBytes {
+ public:
+  size_t add(const c10::IValue& value) {
+    if (value.isTensor()) return add_tensor(value.toTensor());
+    size_t bytes = 0;
+    if (value.isTensorList())
+      for (const at::Tensor& tensor : value.toTensorVector()) bytes += add_tensor(tensor);
+    return bytes;
+  }
+
+ private:
+  size_t add_tensor(const at::Tensor& tensor) {
+    if (!tensor.defined() || !tensor.has_storage()) return 0;
+    return seen_.insert(tensor.storage().unsafeGetStorageImpl()).second ? tensor.storage().nbytes() : 0;
+  }
+
+  std::unordered_set<const c10::StorageImpl*> seen_;
+};
+
+}  // namespace
+
+Folding fold_constants(const graph::Graph& graph, std::span<const OperatorCall> calls, const Frame& constants,
+                       size_t bytes_max) {
+  const ExecutionGuard guard;
+  Folding folding{constants, foldable_nodes(graph), 0, KernelSettings::now()};
+  StorageBytes storages;
+  for (const c10::IValue& constant : constants) storages.add(constant);
+  std::vector<bool> is_missing(constants.size());  // would be constant, but was not folded
+  size_t folded_bytes = 0;
+  bool is_full = false;
+  c10::Stack stack;
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    const graph::Node& node = graph.nodes[i];
+    bool is_ready = folding.is_folded[i] && !is_full;
+    graph::for_each_operand(node, [&](ValueId operand) { is_ready = is_ready && !is_missing[operand]; });
+    if (is_ready && calls[i].run(folding.start, stack)) {
+      for (const ValueId result : node.results) folded_bytes += storages.add(folding.start[result]);
+      is_full = folded_bytes > bytes_max;
+      if (!is_full) {
+        ++folding.node_count;
+        continue;
+      }
+    }
+    folding.is_folded[i] = false;
+    for (const ValueId result : node.results) {
+      folding.start[result] = c10::IValue();
+      is_missing[result] = true;
+    }
+  }
+  // Values that only folded nodes read are no longer needed.
+  std::vector<bool> is_read(constants.size());
+  for (const graph::Output& output : graph.outputs) is_read[output.value] = true;
+  for (size_t i = 0; i < graph.nodes.size(); ++i)
+    if (!folding.is_folded[i])
+      graph::for_each_operand(graph.nodes[i], [&](ValueId operand) { is_read[operand] = true; });
+  for (size_t value = 0; value < constants.size(); ++value)
+    if (!is_read[value]) folding.start[value] = c10::IValue();
+  return folding;
+}
+
 namespace {
 
 using graph::Input;
@@ -207,6 +293,63 @@ Result<std::vector<at::Tensor>> Executor::run(std::span<const at::Tensor> leaves
       return Fault{Errc::kUnsupported, "the output %" + graph_.value_names[output] + " is a " + value.tagKind() +
                                            "; only tensors can be outputs"};
     outputs.push_back(value.toTensor());
+  }
+  return outputs;
+}
+
+Result<PrefixRest> PrefixRest::create(std::string_view text, std::vector<at::Tensor> constants) {
+  auto graph = graph::parse_graph(text);
+  if (!graph) return graph.error();
+  PrefixRest rest;
+  rest.prefix_ = std::move(graph).value();
+  rest.constants_ = std::move(constants);
+  capture::annotate(rest.prefix_);
+  std::vector<bool> is_exact;
+  for (const NumericFamily family : kernel_families(rest.prefix_))
+    is_exact.push_back(family == NumericFamily::kArithmetic);
+  rest.split_ = graph::split_prefix(rest.prefix_, is_exact);
+  if (rest.split_.handed_over.empty())
+    return Fault{Errc::kUnsupported, "no operator of the prefix returns the same bits on all CPUs"};
+  return rest;
+}
+
+Result<void> PrefixRest::prepare(size_t leaf_count, std::vector<graph::GivenForm> forms) {
+  if (executor_ && leaf_count == leaf_count_ && forms == forms_) return {};
+  executor_.reset();
+  auto part = graph::rest_of(prefix_, split_, forms, static_cast<uint32_t>(leaf_count));
+  if (!part) return part.error();
+  std::vector<at::Tensor> constants;
+  for (const size_t index : graph::constants_of(part.value(), prefix_)) constants.push_back(constants_.at(index));
+  auto executor = Executor::create(std::move(part).value(), std::move(constants));
+  if (!executor) return executor.error();
+  executor_.emplace(std::move(executor).value());
+  leaf_count_ = leaf_count;
+  forms_ = std::move(forms);
+  return {};
+}
+
+Result<std::vector<at::Tensor>> PrefixRest::run(std::span<const at::Tensor> leaves, std::vector<at::Tensor> given) {
+  if (given.size() != split_.handed_over.size())
+    return Fault{Errc::kMismatch, "a worker sent " + std::to_string(given.size()) + " values instead of " +
+                                      std::to_string(split_.handed_over.size())};
+  std::vector<graph::GivenForm> forms;
+  for (const at::Tensor& tensor : given) {
+    const auto dtype = capture::dtype_from_torch(tensor.scalar_type());
+    if (!dtype) return Fault{Errc::kUnsupported, "a value of " + tensor.toString() + " was sent"};
+    forms.push_back({.dtype = *dtype, .rank = static_cast<uint32_t>(tensor.dim())});
+  }
+  if (auto prepared = prepare(leaves.size(), std::move(forms)); !prepared) return prepared.error();
+  std::vector<at::Tensor> all(leaves.begin(), leaves.end());
+  all.insert(all.end(), given.begin(), given.end());
+  auto computed = executor_->run(all);
+  if (!computed) return computed.error();
+  std::vector<at::Tensor> outputs;
+  size_t computed_index = 0;
+  for (const graph::Output& output : prefix_.outputs) {
+    const auto found = std::ranges::find(split_.handed_over, output.value);
+    outputs.push_back(found == split_.handed_over.end()
+                          ? computed.value().at(computed_index++)
+                          : given[static_cast<size_t>(found - split_.handed_over.begin())]);
   }
   return outputs;
 }

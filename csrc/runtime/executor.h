@@ -1,22 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Runs a graph over the tensors of a batch: boxed dispatch, no Python, no autograd, values freed at their last use. A
-// repeated expression is computed once, and a constant expression once before the first batch. The results are
-// bit-for-bit identical to eager torch's with the same number of threads.
+// An Executor runs a graph over the tensors of a batch: boxed dispatch, no Python, no autograd, values freed at their
+// last use. A repeated expression is computed once, and a constant expression once before the first batch (Folding).
+// The results are bit-for-bit identical to eager torch's with the same number of threads. PrefixRest runs the trainer's
+// part of a prefix if a worker has run only the exact part.
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "base/result.h"
+#include "graph/extract.h"
 #include "graph/ir.h"
-#include "runtime/constant_folding.h"
+#include "runtime/kernel_settings.h"
 #include "runtime/operator_call.h"
 
 namespace penstock::runtime {
+
+// The maximal memory that folding may keep for the life of an executor. Further nodes run for each batch, as if they
+// were not constant.
+inline constexpr size_t kFoldedBytesMax = size_t{64} << 20;
+
+// The results of the nodes that depend only on constants, which run once, before the first batch: a resampling kernel,
+// a mask of fixed size, the reciprocal of a deviation. Sizes of the batch are not constants.
+struct Folding {
+  Frame start;                  // the constants, and the values computed from them
+  std::vector<bool> is_folded;  // by node
+  size_t node_count = 0;        // of the folded nodes
+  KernelSettings settings;      // with other settings the nodes could give other bits
+
+  // Whether running the nodes on the calling thread would give exactly these values now.
+  bool holds_now() const { return node_count > 0 && settings == KernelSettings::now(); }
+};
+
+// For an annotated graph without writes; `constants` is the frame that it starts from. Does not fold values that may
+// share memory with an output, since the user may write to an output, nor nodes that fail: they fail in the run.
+Folding fold_constants(const graph::Graph& graph, std::span<const OperatorCall> calls, const Frame& constants,
+                       size_t bytes_max = kFoldedBytesMax);
 
 struct ExecutorOptions {
   bool allow_random = false;  // run operators that draw
@@ -76,5 +101,47 @@ class Executor {
 
 // Checks that `tensor` is the constant that `input` describes: dtype, sizes and, if present, digest.
 Result<void> check_constant(const graph::Input& input, const at::Tensor& tensor);
+
+// The trainer's part of a prefix if a worker has run only the nodes that are exact everywhere. Confined to one thread.
+class PrefixRest {
+ public:
+  // `text` is the prefix as workers have it, and `constants` are its constants in order. Returns kUnsupported if a
+  // worker could not send any value.
+  static Result<PrefixRest> create(std::string_view text, std::vector<at::Tensor> constants);
+
+  // The keys of the values that such a worker sends.
+  const std::vector<std::string>& keys() const { return split_.keys; }
+
+  // Returns the outputs of the prefix in order: received ones unchanged, the others computed by the calling thread.
+  // `given` are the values of keys() in that order, and `leaves` the leaves of the batch.
+  Result<std::vector<at::Tensor>> run(std::span<const at::Tensor> leaves, std::vector<at::Tensor> given);
+
+ private:
+  Result<void> prepare(size_t leaf_count, std::vector<graph::GivenForm> forms);
+
+  graph::Graph prefix_;
+  std::vector<at::Tensor> constants_;
+  graph::PrefixSplit split_;
+  size_t leaf_count_ = 0;
+  std::vector<graph::GivenForm> forms_;  // that the executor was made for
+  std::optional<Executor> executor_;
+};
+
+// Returns, by node, the values that may be freed after it: they are not read later, its unread results included.
+// Outputs are not freed.
+inline std::vector<std::vector<graph::ValueId>> last_uses(const graph::Graph& graph) {
+  std::vector<bool> is_read_later(graph.value_names.size());
+  for (const graph::Output& output : graph.outputs) is_read_later[output.value] = true;
+  std::vector<std::vector<graph::ValueId>> uses(graph.nodes.size());
+  for (size_t i = graph.nodes.size(); i-- > 0;) {
+    const auto note = [&](graph::ValueId value) {
+      if (!is_read_later[value]) uses[i].push_back(value);
+      is_read_later[value] = true;
+    };
+    for (const graph::ValueId result : graph.nodes[i].results) note(result);
+    graph::for_each_operand(graph.nodes[i], note);
+  }
+  return uses;
+}
 
 }  // namespace penstock::runtime

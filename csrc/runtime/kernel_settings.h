@@ -1,17 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Everything that the bits of a result may depend on in addition to operator and operands: settings of the thread and
-// of the process.
+// KernelSettings holds everything that the bits of a result may depend on in addition to operator and operands:
+// settings of the thread and of the process. The guards set the thread's state for the operators of a prefix, and the
+// generator for random draws that belong to a batch.
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/Generator.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/DefaultDtype.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <cstdint>
+#include <mutex>
 #include <string>
 
 namespace penstock::runtime {
 
+// The settings of one thread and its process. A value type.
 struct KernelSettings {
   int thread_count = 1;  // sums are split among threads
   bool flushes_denormals = false;
@@ -79,6 +88,68 @@ class KernelSettingsGuard {
 
  private:
   const KernelSettings former_;
+};
+
+// Sets torch's thread-local state for running the operators of a prefix, and restores it in the destructor.
+//
+// Results are plain tensors that the trainer's autograd can use: inference mode would be a little faster, but its
+// tensors cannot be saved for backward. Autocast is off because a capture under autocast contains its casts as separate
+// operators. Python's dispatch modes are left out, since they would take the GIL at every operator.
+class ExecutionGuard {
+ public:
+  ExecutionGuard() = default;
+  ExecutionGuard(const ExecutionGuard&) = delete;
+  ExecutionGuard& operator=(const ExecutionGuard&) = delete;
+
+ private:
+  c10::AutoGradMode no_grad_{false};
+  at::AutoDispatchBelowADInplaceOrView below_autograd_;
+  c10::impl::ExcludeDispatchKeyGuard no_autocast_{c10::autocast_dispatch_keyset};
+  c10::impl::ExcludeDispatchKeyGuard no_python_{
+      c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot})};
+};
+
+// Returns the seed for one prefix's draws for one batch. Such random numbers belong to the batch, not to the process
+// that draws them: a worker and the trainer draw the same ones for the same batch, and with a GeneratorGuard the
+// generators of both continue as if they had not been used. The steps and the finalizer are from SplitMix64 (Steele,
+// Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), applied once for each of the three
+// numbers.
+inline uint64_t seed_of_batch(uint64_t prefix_seed, uint64_t epoch_seed, uint64_t sequence) {
+  uint64_t state = 0;
+  for (const uint64_t number : {prefix_seed, epoch_seed, sequence}) {
+    state = (state ^ number) + 0x9e3779b97f4a7c15;
+    state = (state ^ (state >> 30)) * 0xbf58476d1ce4e5b9;
+    state = (state ^ (state >> 27)) * 0x94d049bb133111eb;
+    state ^= state >> 31;
+  }
+  return state;
+}
+
+// Restores the state of torch's CPU generator in the destructor. Operators lock the generator themselves; the caller
+// ensures that it has no other users meanwhile.
+class GeneratorGuard {
+ public:
+  GeneratorGuard() : generator_(at::detail::getDefaultCPUGenerator()), state_(read_state(generator_)) {}
+  ~GeneratorGuard() {
+    const std::scoped_lock lock(generator_.mutex());
+    generator_.set_state(state_);
+  }
+  // Also seeds it as `torch.manual_seed` does.
+  explicit GeneratorGuard(uint64_t seed) : GeneratorGuard() {
+    const std::scoped_lock lock(generator_.mutex());
+    generator_.set_current_seed(seed);
+  }
+  GeneratorGuard(const GeneratorGuard&) = delete;
+  GeneratorGuard& operator=(const GeneratorGuard&) = delete;
+
+ private:
+  static at::Tensor read_state(at::Generator& generator) {
+    const std::scoped_lock lock(generator.mutex());
+    return generator.get_state();
+  }
+
+  at::Generator generator_;
+  at::Tensor state_;
 };
 
 }  // namespace penstock::runtime

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "graph/sha256.h"
-#include "runtime/execution_guard.h"
 #include "runtime/kernel_settings.h"
 
 namespace penstock::runtime {

@@ -1,16 +1,263 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/operator_call.h"
 
+#include <ATen/ExpandUtils.h>
+#include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/native/TypeProperties.h>
 #include <c10/util/Exception.h>
 
-#include "base/assert.h"
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include "base/result.h"
 #include "capture/schema.h"
-#include "capture/types.h"
 #include "graph/ir_text.h"
-#include "runtime/write_over.h"
 
 namespace penstock::runtime {
+namespace {
+
+using c10::TypeKind;
+using graph::Argument;
+
+bool has_values(const Argument& argument) {
+  bool found = false;
+  graph::for_each_value(argument, [&](graph::ValueId) { found = true; });
+  return found;
+}
+
+Fault mismatch(const Argument& argument, const c10::TypePtr& type) {
+  std::string text;
+  graph::print_argument(text, argument, [](std::string& out, graph::ValueId) { out += "%value"; });
+  return {Errc::kMismatch, "takes " + type->str() + " where it was given " + text};
+}
+
+// Converts a literal other than a list, for a parameter whose type is neither list nor optional.
+std::optional<c10::IValue> scalar(const Argument& argument, TypeKind kind) {
+  const auto* integer = argument.get<int64_t>();
+  const auto* real = argument.get<graph::Real>();
+  const auto* truth = argument.get<bool>();
+  switch (kind) {
+    case TypeKind::IntType:
+    case TypeKind::SymIntType:
+      if (integer != nullptr) return c10::IValue(*integer);
+      break;
+    case TypeKind::FloatType:
+    case TypeKind::SymFloatType:
+      if (real != nullptr) return c10::IValue(real->value);
+      if (integer != nullptr) return c10::IValue(static_cast<double>(*integer));
+      break;
+    case TypeKind::BoolType:
+    case TypeKind::SymBoolType:
+      if (truth != nullptr) return c10::IValue(*truth);
+      break;
+    case TypeKind::NumberType:
+      if (integer != nullptr) return c10::IValue(*integer);
+      if (real != nullptr) return c10::IValue(real->value);
+      if (truth != nullptr) return c10::IValue(*truth);
+      break;
+    case TypeKind::StringType:
+      if (const auto* text = argument.get<std::string>()) return c10::IValue(*text);
+      break;
+    case TypeKind::ScalarTypeType:
+      if (const auto* dtype = argument.get<graph::Dtype>()) return c10::IValue(capture::to_torch(*dtype));
+      break;
+    case TypeKind::LayoutType:
+      if (const auto* layout = argument.get<graph::Layout>()) return c10::IValue(capture::to_torch(*layout));
+      break;
+    case TypeKind::MemoryFormatType:
+      if (const auto* format = argument.get<graph::MemoryFormat>()) return c10::IValue(capture::to_torch(*format));
+      break;
+    case TypeKind::DeviceObjType:
+      // Torch would have to know another device's name; prefixes, and everything else here, run on the CPU.
+      if (const auto* device = argument.get<graph::Device>(); device != nullptr && device->type == "cpu")
+        return c10::IValue(c10::Device(c10::DeviceType::CPU));
+      break;
+    default: break;
+  }
+  return std::nullopt;
+}
+
+// Makes a list of a type that boxed kernels read without a conversion.
+c10::IValue make_list(const c10::TypePtr& item_type, std::vector<c10::IValue> items) {
+  const auto fill = [&](auto list, auto read) {
+    list.reserve(items.size());
+    for (const c10::IValue& item : items) list.push_back(read(item));
+    return c10::IValue(std::move(list));
+  };
+  switch (item_type->kind()) {
+    case TypeKind::IntType:
+    case TypeKind::SymIntType: return fill(c10::List<int64_t>(), [](const c10::IValue& v) { return v.toInt(); });
+    case TypeKind::FloatType:
+      return fill(c10::List<double>(),
+                  [](const c10::IValue& v) { return v.isInt() ? static_cast<double>(v.toInt()) : v.toDouble(); });
+    case TypeKind::BoolType: return fill(c10::List<bool>(), [](const c10::IValue& v) { return v.toBool(); });
+    case TypeKind::TensorType: return fill(c10::List<at::Tensor>(), [](const c10::IValue& v) { return v.toTensor(); });
+    case TypeKind::OptionalType:
+      if (item_type->containedType(0)->kind() == TypeKind::TensorType)
+        return fill(c10::List<std::optional<at::Tensor>>(),
+                    [](const c10::IValue& v) { return v.toOptional<at::Tensor>(); });
+      [[fallthrough]];
+    default: {
+      c10::impl::GenericList list(item_type);
+      for (c10::IValue& item : items) list.push_back(std::move(item));
+      return list;
+    }
+  }
+}
+
+}  // namespace
+
+CallSlot CallSlot::constant(c10::IValue value) {
+  CallSlot slot;
+  slot.constant_ = std::move(value);
+  return slot;
+}
+
+Result<CallSlot> CallSlot::prepare(const Argument& argument, const c10::TypePtr& type) {
+  if (const auto* ref = argument.get<graph::ValueRef>()) {
+    CallSlot slot;
+    slot.kind_ = Kind::kValue;
+    slot.value_ = ref->id;
+    const TypeKind kind = (type->kind() == TypeKind::OptionalType ? type->containedType(0) : type)->kind();
+    slot.widens_ = kind == TypeKind::FloatType || kind == TypeKind::SymFloatType;
+    return slot;
+  }
+  if (type->kind() == TypeKind::OptionalType) {
+    if (argument.get<graph::None>() != nullptr) return constant(c10::IValue());
+    return prepare(argument, type->containedType(0));
+  }
+  // An optional tensor in a schema may be written as an undefined tensor.
+  if (type->kind() == TypeKind::TensorType && argument.get<graph::None>() != nullptr) return constant(at::Tensor());
+  if (type->kind() != TypeKind::ListType) {
+    if (auto value = scalar(argument, type->kind())) return constant(std::move(*value));
+    return mismatch(argument, type);
+  }
+  CallSlot slot;
+  slot.kind_ = Kind::kList;
+  slot.item_type_ = type->containedType(0);
+  if (const auto* list = argument.get<Argument::List>()) {
+    for (const Argument& item : *list) {
+      auto prepared = prepare(item, slot.item_type_);
+      if (!prepared) return mismatch(argument, type);
+      slot.items_.push_back(std::move(prepared).value());
+    }
+  } else {
+    // `int[2] stride=1`: one number stands for a list.
+    auto prepared = prepare(argument, slot.item_type_);
+    if (!prepared) return mismatch(argument, type);
+    slot.items_.push_back(std::move(prepared).value());
+  }
+  if (has_values(argument)) return slot;
+  return constant(slot.fill({}));
+}
+
+c10::IValue CallSlot::fill(std::span<const c10::IValue> frame) const {
+  switch (kind_) {
+    case Kind::kConstant: return constant_;
+    case Kind::kValue:
+      if (widens_ && frame[value_].isInt()) return static_cast<double>(frame[value_].toInt());
+      return frame[value_];
+    case Kind::kList: break;
+  }
+  std::vector<c10::IValue> items;
+  items.reserve(items_.size());
+  for (const CallSlot& item : items_) items.push_back(item.fill(frame));
+  return make_list(item_type_, std::move(items));
+}
+
+namespace {
+
+// Elementwise; in place, they give the same bits for float32 and float64.
+constexpr std::array<std::string_view, 33> kElementwise = {"aten::abs",
+                                                           "aten::add.Scalar",
+                                                           "aten::add.Tensor",
+                                                           "aten::ceil",
+                                                           "aten::clamp",
+                                                           "aten::clamp_max",
+                                                           "aten::clamp_min",
+                                                           "aten::cos",
+                                                           "aten::div.Scalar",
+                                                           "aten::div.Tensor",
+                                                           "aten::exp",
+                                                           "aten::expm1",
+                                                           "aten::floor",
+                                                           "aten::leaky_relu",
+                                                           "aten::log",
+                                                           "aten::log10",
+                                                           "aten::log1p",
+                                                           "aten::log2",
+                                                           "aten::mul.Scalar",
+                                                           "aten::mul.Tensor",
+                                                           "aten::neg",
+                                                           "aten::pow.Tensor_Scalar",
+                                                           "aten::reciprocal",
+                                                           "aten::relu",
+                                                           "aten::round",
+                                                           "aten::rsqrt",
+                                                           "aten::sigmoid",
+                                                           "aten::sin",
+                                                           "aten::sqrt",
+                                                           "aten::sub.Scalar",
+                                                           "aten::sub.Tensor",
+                                                           "aten::tanh",
+                                                           "aten::masked_fill.Scalar"};
+
+std::string full_name(const c10::OperatorName& name) {
+  return name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+}
+
+bool is_plain(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.is_cpu() && tensor.layout() == c10::Layout::Strided && !tensor.is_quantized() &&
+         !tensor.is_conj() && !tensor.is_neg() && !tensor._is_zerotensor() && !tensor.is_nested();
+}
+
+}  // namespace
+
+std::optional<c10::OperatorHandle> find_write_over(const c10::OperatorHandle& op) {
+  const c10::OperatorName& name = op.operator_name();
+  if (std::find(kElementwise.begin(), kElementwise.end(), full_name(name)) == kElementwise.end()) return std::nullopt;
+  const std::string overload = name.overload_name == "Tensor_Scalar" ? "Scalar" : name.overload_name;
+  auto found = c10::Dispatcher::singleton().findSchema({name.name + "_", overload});
+  if (!found) return std::nullopt;
+  const auto& ours = op.schema().arguments();
+  const auto& theirs = found->schema().arguments();
+  const bool is_same = std::equal(ours.begin(), ours.end(), theirs.begin(), theirs.end(), [](auto& a, auto& b) {
+    return a.name() == b.name() && *a.real_type() == *b.real_type();
+  });
+  return is_same ? found : std::nullopt;
+}
+
+bool can_write_over(std::span<const c10::IValue> arguments) {
+  const at::Tensor& target = arguments[0].toTensor();
+  // For half precision, some in-place variants differ: `mul_` rounds its factor first.
+  const bool is_computed_alike = target.scalar_type() == at::kFloat || target.scalar_type() == at::kDouble;
+  if (!is_computed_alike || !is_plain(target) || !target.is_contiguous() ||
+      static_cast<int64_t>(target.nbytes()) < kWriteOverBytesMin)
+    return false;
+  // The stride of a dimension of size 1 has no meaning, and a result's may differ from the operand's.
+  if (std::find(target.sizes().begin(), target.sizes().end(), 1) != target.sizes().end()) return false;
+  size_t place_count = 1;  // among the arguments
+  for (const c10::IValue& argument : arguments.subspan(1)) {
+    if (!argument.isTensor()) {
+      if (argument.isComplexDouble()) return false;
+      continue;
+    }
+    const at::Tensor& other = argument.toTensor();
+    if (other.is_same(target)) {
+      ++place_count;
+      continue;
+    }
+    if (!is_plain(other) || !at::is_expandable_to(other.sizes(), target.sizes())) return false;
+    // A mask is not an operand of the arithmetic, but is no wider than the tensor that it masks.
+    if (at::result_type(target, other) != target.scalar_type()) return false;
+  }
+  // Part of a larger storage is refused: the result would keep all of it alive.
+  return target.use_count() == place_count + 1 && target.storage().use_count() == 1 &&
+         target.storage().nbytes() == target.nbytes();
+}
+
 namespace {
 
 // After the first line, torch's messages only have a stack trace of C++ frames.

@@ -11,15 +11,12 @@
 #include <vector>
 
 #include "capture/capture.h"
-#include "capture/devices.h"
 #include "capture/schema.h"
-#include "capture/types.h"
 #include "graph/device_bits.h"
 #include "graph/effects.h"
 #include "graph/size_ops.h"
-#include "runtime/execution_guard.h"
+#include "runtime/kernel_settings.h"
 #include "runtime/operator_call.h"
-#include "runtime/seeded_draws.h"
 
 namespace penstock::runtime {
 namespace {

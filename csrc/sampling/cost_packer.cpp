@@ -6,7 +6,7 @@
 #include <queue>
 #include <utility>
 
-#include "base/assert.h"
+#include "base/result.h"
 
 namespace penstock::sampling {
 

@@ -7,7 +7,7 @@
 #include <numeric>
 #include <utility>
 
-#include "base/assert.h"
+#include "base/result.h"
 
 namespace penstock::sampling {
 

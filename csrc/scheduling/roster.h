@@ -1,25 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The controller: the workers and trainers that exist, and the assignment of workers to trainers. A pure state machine
-// of reports and time. No batch passes through it: while it is gone, trainers and workers continue as they are.
-//
-//   leases     a worker or trainer that has not reported for kLease is gone. This fences a worker's incarnation: it is
-//              on no roster any more, and is notified if it reports again; it may return as its next incarnation.
-//   demand     of each trainer by scaling.h, from its reports
-//   shares     per job by allocation.h, per rank of a job by rank_split.h, and individual workers by share_out.h, after
-//              every change. A worker that is to move to another trainer is first withdrawn from its current one, and
-//              moves when it reports that it works for no trainer. A worker that has declined a trainer, or that does
-//              not run jobs of its kind, is assigned to others. A worker that is stuck at an unwanted batch is assigned
-//              to no trainer.
-//   orders     inform each worker of the trainer that it may serve, so that shares and quotas are enforced even for
-//              trainers that would exceed them. A trainer that does not leave a withdrawn worker within kLeaveTime is
-//              separated from it. A trainer that does not report keeps its workers for that long, and after that until
-//              others can use them.
-//   bounds     at most kPoolCountMax trainers, where the user with the most makes room for others, and at most
-//              kPoolCountMax workers, where the machine with the most does
-//   settling   for kSettling after its start the controller only listens, and takes over the assignments that are
-//              reported to it.
+// Roster, the decisions of a pool's controller: the workers and trainers that exist, and the assignment of workers to
+// trainers. RecentRates are the rates at which a trainer receives batches. Pure.
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <limits>
@@ -30,15 +14,59 @@
 #include <string>
 #include <vector>
 
-#include "base/instant.h"
+#include "base/clock.h"
 #include "scheduling/allocation.h"
-#include "scheduling/rank_split.h"
-#include "scheduling/recent_rates.h"
 #include "scheduling/scaling.h"
 #include "scheduling/share_out.h"
 #include "wire/reports.h"
 
 namespace penstock::scheduling {
+
+constexpr Duration kRateWindow = std::chrono::seconds(10);
+// Reports that arrive more often than this are not all kept, which limits how many a trainer can cause to be kept.
+constexpr Duration kRateStep = std::chrono::milliseconds(250);
+// A rate over a shorter time would cover only a few batches.
+constexpr Duration kRateSpanMin = std::chrono::seconds(1);
+
+// How many batches per second a trainer received recently, and the share of that time in which it waited for them. A
+// trainer reports totals; the rates cover the reports within the last kRateWindow. Thread-compatible.
+class RecentRates {
+ public:
+  void note(const wire::QueueSignal& queue, Instant now) {
+    const Sample sample{.at = now, .delivered_batches = queue.delivered_batches, .waited_ns = queue.waited_ns};
+    if (!samples_.empty() &&
+        (sample.delivered_batches < latest_.delivered_batches || sample.waited_ns < latest_.waited_ns))
+      samples_.clear();  // the counters were reset
+    latest_ = sample;
+    if (samples_.empty() || now - samples_.back().at >= kRateStep) samples_.push_back(sample);
+    while (now - samples_.front().at > kRateWindow) samples_.pop_front();
+  }
+
+  // Nullopt until the reports cover kRateSpanMin.
+  std::optional<double> batches_per_s() const {
+    if (span() < kRateSpanMin) return std::nullopt;
+    return static_cast<double>(latest_.delivered_batches - samples_.front().delivered_batches) / seconds(span());
+  }
+  // The share of the time in which the trainer waited for batches, from 0 to 1. Nullopt as above.
+  std::optional<double> waited_share() const {
+    if (span() < kRateSpanMin) return std::nullopt;
+    const double waited_s = static_cast<double>(latest_.waited_ns - samples_.front().waited_ns) / 1e9;
+    return std::min(1.0, waited_s / seconds(span()));
+  }
+
+ private:
+  struct Sample {
+    Instant at{};
+    uint64_t delivered_batches = 0;
+    uint64_t waited_ns = 0;
+  };
+
+  static double seconds(Duration time) { return std::chrono::duration<double>(time).count(); }
+  Duration span() const { return samples_.empty() ? Duration{} : latest_.at - samples_.front().at; }
+
+  std::deque<Sample> samples_;  // oldest first; at most kRateWindow / kRateStep + 2
+  Sample latest_{};
+};
 
 constexpr Duration kSettling = std::chrono::seconds(2);
 constexpr size_t kFencedCountMax = 4096;  // incarnations that are remembered
@@ -68,6 +96,25 @@ struct WorkerHolder {
   std::string address{};  // of the connection's peer
 };
 
+// A state machine of reports and time. No batch passes through the controller: while it is gone, trainers and workers
+// continue as they are.
+//
+//   leases     a worker or trainer that has not reported for kLease is gone. This fences a worker's incarnation: it is
+//              on no roster any more, and is notified if it reports again; it may return as its next incarnation.
+//   demand     of each trainer by scaling.h, from its reports
+//   shares     per job by allocation.h, per rank of a job and as individual workers by share_out.h, after every change.
+//              A worker that is to move to another trainer is first withdrawn from its current one, and moves when it
+//              reports that it works for no trainer. A worker that has declined a trainer, or that does not run jobs of
+//              its kind, is assigned to others. A worker that is stuck at an unwanted batch is assigned to no trainer.
+//   orders     inform each worker of the trainer that it may serve, so that shares and quotas are enforced even for
+//              trainers that would exceed them. A trainer that does not leave a withdrawn worker within kLeaveTime is
+//              separated from it. A trainer that does not report keeps its workers for that long, and after that until
+//              others can use them.
+//   bounds     at most kPoolCountMax trainers, where the user with the most makes room for others, and at most
+//              kPoolCountMax workers, where the machine with the most does
+//   settling   for kSettling after its start the controller only listens, and takes over the assignments that are
+//              reported to it.
+//
 // Thread-compatible.
 class Roster {
  public:

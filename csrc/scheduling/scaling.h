@@ -18,7 +18,7 @@
 #include <optional>
 #include <string>
 
-#include "base/instant.h"
+#include "base/clock.h"
 #include "scheduling/worker_choice.h"
 #include "wire/reports.h"
 

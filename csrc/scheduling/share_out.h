@@ -1,17 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Which worker of a pool is assigned to which trainer: all trainers get the same number, up to the number that each
-// wants, as far as there are workers that have not declined them. Pure; a scheduler that knows more about the jobs can
-// replace it behind the same function.
-//
-// The result is max-min fair: no trainer could have one more without another one having less than that. To reach it
-// from any state, the poorest trainer repeatedly receives a worker that is free or belongs to a trainer that has at
-// least two more, if necessary through other trainers that receive a replacement (cost-reducing paths: Harvey, Ladner,
-// Lovasz, Tamir, "Semi-matchings for bipartite graphs and load balancing", 2006). So no worker moves unnecessarily, and
-// a worker that cannot be shared out evenly stays where it is.
+// Which worker of a pool is assigned to which trainer, and before that how many workers of a job each of its ranks
+// gets. Pure.
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -44,6 +38,35 @@ struct Move {
   friend bool operator==(const Move&, const Move&) = default;
 };
 
+// Assigns workers to trainers: all trainers get the same number, up to the number that each wants, as far as there are
+// workers that have not declined them. A scheduler that knows more about the jobs can replace this behind the same
+// function.
+//
+// The result is max-min fair: no trainer could have one more without another one having less than that. To reach it
+// from any state, the poorest trainer repeatedly receives a worker that is free or belongs to a trainer that has at
+// least two more, if necessary through other trainers that receive a replacement (cost-reducing paths: Harvey, Ladner,
+// Lovasz, Tamir, "Semi-matchings for bipartite graphs and load balancing", 2006). So no worker moves unnecessarily, and
+// a worker that cannot be shared out evenly stays where it is.
 std::vector<Move> share_out(std::span<const Demand> demands, std::span<const AssignedWorker> hands);
+
+// A worker moves from one rank of a job to another if this speeds up the slower of the two by at least this factor:
+// measured speeds differ by a few percent from one measurement to the next.
+constexpr double kRankMoveGainMin = 1.15;
+
+struct RankClaim {
+  uint32_t worker_count = 0;      // current number of workers
+  uint32_t worker_count_max = 0;  // that it can use; a rank with 0 does not slow the job down
+  // Its speed with this many workers as a share of its full speed, from 0 to 1; not decreasing.
+  std::function<double(uint32_t)> progress;
+};
+
+// A job's speed with 0, 1, ... workers as a share of its full speed, up to `total_max` or to all workers that its ranks
+// can use, if each worker is used where it is needed most: the share of its slowest rank.
+std::vector<double> job_progress(std::span<const RankClaim> ranks, uint32_t total_max);
+
+// Divides `total` workers of one job among its ranks. The ranks train in step, so the job is as fast as the rank that
+// waits longest for workers, and each further worker is assigned to that rank. Each gets at most the number that it can
+// use. Ranks keep their workers as far as the total allows, unless a move gains kRankMoveGainMin.
+std::vector<uint32_t> split_among_ranks(std::span<const RankClaim> ranks, uint32_t total);
 
 }  // namespace penstock::scheduling

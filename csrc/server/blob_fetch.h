@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Fetches one blob from a worker's trainer: at most two requests are unanswered, chunks are accepted in order, and a
-// missing chunk is requested again. Pure: the I/O thread that uses it owns the socket.
+// The blobs that a server gets from its trainers: BlobFetch fetches one, BlobCache keeps the last ones for the next
+// job.
 
 #include <cstddef>
 #include <cstdint>
@@ -11,8 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "base/instant.h"
+#include "base/clock.h"
 #include "base/result.h"
+#include "net/keys.h"
 #include "wire/blob_record.h"
 
 namespace penstock::server {
@@ -20,7 +21,8 @@ namespace penstock::server {
 constexpr size_t kBlobWishCountMax = 2;
 constexpr Duration kBlobPatience = std::chrono::seconds(1);  // for a chunk, before it is requested again
 
-// Thread-compatible.
+// Fetches one blob from a worker's trainer: at most two requests are unanswered, chunks are accepted in order, and a
+// missing chunk is requested again. Pure: the I/O thread that uses it owns the socket. Thread-compatible.
 class BlobFetch {
  public:
   // A blob larger than `bytes_max` is refused.
@@ -47,6 +49,42 @@ class BlobFetch {
   std::vector<std::byte> bytes_;
   std::deque<uint64_t> wished_offsets_;  // that are unanswered
   std::optional<Instant> wished_at_;     // when the last request was sent or the last chunk arrived
+};
+
+constexpr uint64_t kCachedBlobBytesMax = uint64_t{8} << 20;  // of all entries together
+
+// The job parts that a server received last, for job processes that start later: each of them is a new process, and the
+// loaders of one program, or its next run, often have parts in common. A part is given only to jobs of the key that
+// sent it, because knowing its id is no proof of the right to read it. Thread-compatible.
+class BlobCache {
+ public:
+  // Keeps a blob, and drops the oldest if they exceed the limit. A blob above the total limit is not kept.
+  void put(const net::PublicKey& owner, const wire::BlobId& id, const std::vector<std::byte>& bytes) {
+    if (bytes.size() > kCachedBlobBytesMax || find(owner, id) != nullptr) return;
+    bytes_ += bytes.size();
+    while (bytes_ > kCachedBlobBytesMax) {
+      bytes_ -= entries_.front().bytes.size();
+      entries_.pop_front();
+    }
+    entries_.push_back({.owner = owner, .id = id, .bytes = bytes});
+  }
+
+  // Null if it is not kept for this owner.
+  const std::vector<std::byte>* find(const net::PublicKey& owner, const wire::BlobId& id) const {
+    for (const Entry& entry : entries_)
+      if (entry.owner == owner && entry.id == id) return &entry.bytes;
+    return nullptr;
+  }
+
+ private:
+  struct Entry {
+    net::PublicKey owner{};
+    wire::BlobId id{};
+    std::vector<std::byte> bytes;
+  };
+
+  std::deque<Entry> entries_;  // oldest first
+  uint64_t bytes_ = 0;
 };
 
 }  // namespace penstock::server

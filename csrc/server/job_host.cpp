@@ -10,11 +10,11 @@
 #include <ctime>
 #include <new>
 
-#include "base/assert.h"
 #include "base/child_process.h"
-#include "base/identity.h"
-#include "base/live_clock.h"
-#include "server/format_duration.h"
+#include "base/clock.h"
+#include "base/process.h"
+#include "base/result.h"
+#include "server/job_output.h"
 
 namespace penstock::server {
 

@@ -34,15 +34,13 @@
 #include <utility>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/file_descriptor.h"
-#include "base/instant.h"
 #include "base/mutex.h"
 #include "base/result.h"
-#include "base/waker.h"
 #include "server/job_output.h"
 #include "server/maker.h"
-#include "server/pool_work.h"
-#include "server/warm_hub.h"
+#include "server/warm_process.h"
 #include "shm/arena.h"
 #include "shm/channel.h"
 #include "wire/blob_record.h"

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The standard output and standard error of a job's process and its children: for the worker's log, and for reports of
-// how the process ended. The output may be endless; the server never waits for it.
+// The output of a job's process (JobOutput), the limit on how much of it is logged (OutputBudget), and the format of
+// durations in logs.
 
+#include <chrono>
 #include <cstddef>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/file_descriptor.h"
-#include "base/instant.h"
 #include "base/result.h"
 
 namespace penstock::server {
@@ -35,7 +36,9 @@ class OutputBudget {
   std::optional<Instant> filled_at_;
 };
 
-// The reading end of a pipe. Thread-compatible.
+// The standard output and standard error of a job's process and its children, read from a pipe: for the worker's log,
+// and for reports of how the process ended. The output may be endless; the server never waits for it.
+// Thread-compatible.
 class JobOutput {
  public:
   JobOutput() = default;  // of a process without output
@@ -66,5 +69,13 @@ struct JobOutput::Ends {
   JobOutput here;
   FileDescriptor there;
 };
+
+// Formats a duration for logs: rounded down to seconds, or to milliseconds if below a second.
+inline std::string format_duration(Duration time) {
+  using std::chrono::duration_cast;
+  const auto seconds = duration_cast<std::chrono::seconds>(time).count();
+  if (seconds > 0) return std::to_string(seconds) + " s";
+  return std::to_string(duration_cast<std::chrono::milliseconds>(time).count()) + " ms";
+}
 
 }  // namespace penstock::server

@@ -14,11 +14,11 @@
 #include <variant>
 #include <vector>
 
-#include "base/assert.h"
-#include "base/identity.h"
-#include "base/live_clock.h"
-#include "net/readiness.h"
-#include "server/format_duration.h"
+#include "base/clock.h"
+#include "base/process.h"
+#include "base/result.h"
+#include "net/socket.h"
+#include "server/job_output.h"
 
 namespace penstock::server {
 

@@ -7,7 +7,7 @@
 #include <utility>
 #include <variant>
 
-#include "net/control_limits.h"
+#include "net/tcp_socket.h"
 #include "wire/control_record.h"
 
 namespace penstock::server {

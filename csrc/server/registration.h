@@ -11,11 +11,11 @@
 #include <utility>
 #include <vector>
 
-#include "base/instant.h"
+#include "base/clock.h"
 #include "base/result.h"
 #include "net/client_socket.h"
 #include "net/endpoint.h"
-#include "net/key_ring.h"
+#include "net/keys.h"
 #include "session/enrolment.h"
 #include "session/worker_session.h"
 #include "wire/reports.h"

@@ -22,24 +22,53 @@
 #include <thread>
 #include <utility>
 
-#include "base/closed_memory.h"
-#include "base/descriptor_limit.h"
+#include "base/bytes.h"
+#include "base/child_process.h"
+#include "base/clock.h"
 #include "base/event_loop.h"
-#include "base/exit_pipe.h"
-#include "base/identity.h"
-#include "base/instant.h"
 #include "base/mutex.h"
-#include "base/process_log.h"
-#include "base/stray_processes.h"
+#include "base/process.h"
+#include "net/key_folder.h"
 #include "net/keys.h"
 #include "server/job_host.h"
 #include "server/pool_server_io.h"
-#include "server/warm_hub.h"
 #include "server/warm_process.h"
 #include "server/watched_process.h"
 #include "wire/job_record.h"
 
 namespace penstock::server {
+namespace {
+
+Result<std::optional<net::Endpoint>> parse(const std::optional<std::string>& text) {
+  if (!text) return std::optional<net::Endpoint>();
+  auto endpoint = net::Endpoint::parse(*text);
+  if (!endpoint) return endpoint.error();
+  return std::optional(std::move(endpoint).value());
+}
+
+}  // namespace
+
+Result<PoolServerOptions> options_at(const ServerAddresses& addresses) {
+  auto bind = net::Endpoint::parse(addresses.bind);
+  if (!bind) return bind.error();
+  auto controller = parse(addresses.controller);
+  if (!controller) return controller.error();
+  auto advertised = parse(addresses.advertised);
+  if (!advertised) return advertised.error();
+  auto data_bind = parse(addresses.data_bind);
+  if (!data_bind) return data_bind.error();
+  auto data_advertised = parse(addresses.data_advertised);
+  if (!data_advertised) return data_advertised.error();
+  auto keys = net::load_keys(addresses.key_folder, net::Role::kWorker);
+  if (!keys) return keys.error();
+  return PoolServerOptions{.bind = std::move(bind).value(),
+                           .keys = std::move(keys).value(),
+                           .controller = std::move(controller).value(),
+                           .advertised = std::move(advertised).value(),
+                           .data_bind = std::move(data_bind).value(),
+                           .data_advertised = std::move(data_advertised).value()};
+}
+
 namespace {
 
 using std::chrono::milliseconds;

@@ -11,14 +11,30 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "base/result.h"
-#include "server/server_addresses.h"
+#include "server/pool_server_io.h"
 
 namespace penstock::server {
+
+// The listening addresses, controller and keys of a pool worker, as text from a command line or from Python: the
+// addresses of PoolServerOptions. Without a folder of keys, the keys shared by this user's processes.
+struct ServerAddresses {
+  std::string bind;
+  std::optional<std::string> controller = {};
+  std::optional<std::string> advertised = {};
+  std::optional<std::string> data_bind = {};
+  std::optional<std::string> data_advertised = {};
+  std::optional<std::string> key_folder = {};
+};
+
+// The options of a server at these addresses; all others have their defaults. Errors as for
+// net::Endpoint::parse() and net::load_keys().
+Result<PoolServerOptions> options_at(const ServerAddresses& addresses);
 
 // The command-line orders of `penstock worker` or `penstock-worker`.
 struct ServerOrders {

@@ -5,7 +5,7 @@
 #include <tuple>
 #include <utility>
 
-#include "base/assert.h"
+#include "base/result.h"
 
 namespace penstock::session {
 

@@ -1,23 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Which worker of a pool makes which batch. Workers join and leave; a request is never forgotten because of that, and
-// never answered twice. A pure state machine of the trainer: takes events, returns commands, has no clock and no
-// socket.
-//
-//   where     the worker that will answer soonest by its own mean, within its credit; requests in order, recalls first
-//   loss      the outstanding batches of a lost or drained worker are requested elsewhere
-//   hedge     a batch that takes much longer than most is requested from a second, idle worker; the first answer wins
-//   poison    if a worker dies while it works on a batch, the batch may be the cause. It then runs alone on an idle
-//             worker, so that it is the only suspect for the next death; after `deaths_max` deaths it fails. It is
-//             hedged late, because it may kill the second worker, too; but the first worker may hang for ever
-//   lanes     the batches of one shard of an iterable dataset depend on each other: one worker makes them, in order,
-//             until it is lost; another one continues after the last batch that was answered
-//
-// Credit is in bytes: a worker is asked for as many batches as fit into `credit_bytes`, by the largest batch seen so
-// far. One batch of any size is always allowed.
-//
-// Invariant: a request is unanswered and is waiting, or at one worker, or at two if it was hedged.
+// Dispatch, which decides which worker of a pool makes which batch, and the times by which it decides: how long a
+// worker takes per batch, for the last few batches that the pool answered. There is a mean for each worker, and a
+// quantile over all workers, beyond which a batch counts as late.
 
+#include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -26,13 +15,51 @@
 #include <utility>
 #include <vector>
 
-#include "base/instant.h"
-#include "session/request_content.h"
-#include "session/service_times.h"
-#include "wire/batch_key.h"
-#include "wire/data_message.h"
+#include "base/clock.h"
+#include "session/request_order.h"
+#include "wire/message.h"
 
 namespace penstock::session {
+
+// A worker's mean time. Forgets gradually: after `1 / kNewShare` batches the weight of the earlier ones is a third. A
+// value type.
+class MeanTime {
+ public:
+  void add(Duration time) {
+    mean_ = mean_ ? *mean_ + std::chrono::duration_cast<Duration>((time - *mean_) * kNewShare) : time;
+  }
+  std::optional<Duration> value() const { return mean_; }
+
+ private:
+  static constexpr double kNewShare = 0.2;
+  std::optional<Duration> mean_;
+};
+
+// The last kCount times of all workers. A value type.
+class RecentTimes {
+ public:
+  static constexpr size_t kCount = 64;
+
+  void add(Duration time) {
+    times_[added_count_ % kCount] = time;
+    ++added_count_;
+  }
+
+  size_t count() const { return std::min<uint64_t>(added_count_, kCount); }
+
+  // The time that a `share` of them does not exceed; needs at least one.
+  Duration quantile(double share) const {
+    std::array<Duration, kCount> sorted = times_;
+    const auto end = sorted.begin() + static_cast<ptrdiff_t>(count());
+    const auto place = sorted.begin() + static_cast<ptrdiff_t>(share * static_cast<double>(count() - 1));
+    std::nth_element(sorted.begin(), place, end);
+    return *place;
+  }
+
+ private:
+  std::array<Duration, kCount> times_{};
+  uint64_t added_count_ = 0;
+};
 
 // A small batch is made before the request for it has crossed two processes, so with few concurrent requests a worker
 // would be idle. A worker whose batches take less than kQuickBatch may have kQuickDepth requests, of kQuickBytes at
@@ -76,6 +103,23 @@ enum class Loss : uint8_t {
   kLeft,    // it had no more work, or handed its requests back
 };
 
+// Workers join and leave; a request is never forgotten because of that, and never answered twice. A pure state machine
+// of the trainer: takes events, returns commands, has no clock and no socket.
+//
+//   where     the worker that will answer soonest by its own mean, within its credit; requests in order, recalls first
+//   loss      the outstanding batches of a lost or drained worker are requested elsewhere
+//   hedge     a batch that takes much longer than most is requested from a second, idle worker; the first answer wins
+//   poison    if a worker dies while it works on a batch, the batch may be the cause. It then runs alone on an idle
+//             worker, so that it is the only suspect for the next death; after `deaths_max` deaths it fails. It is
+//             hedged late, because it may kill the second worker, too; but the first worker may hang for ever
+//   lanes     the batches of one shard of an iterable dataset depend on each other: one worker makes them, in order,
+//             until it is lost; another one continues after the last batch that was answered
+//
+// Credit is in bytes: a worker is asked for as many batches as fit into `credit_bytes`, by the largest batch seen so
+// far. One batch of any size is always allowed.
+//
+// Invariant: a request is unanswered and is waiting, or at one worker, or at two if it was hedged.
+//
 // Thread-compatible.
 class Dispatch {
  public:

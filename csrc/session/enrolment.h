@@ -1,17 +1,71 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The relation of a worker or a trainer to its controller: when to report next, which answers are valid, and when to
-// give the controller up. Pure.
+// give the controller up. RenewalClock and RemakeClock determine when a silent connection and a broken link are
+// replaced. Newcomers limits how many unknown processes a controller admits. Pure.
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
+#include <string>
 
-#include "base/instant.h"
-#include "session/renewal.h"
+#include "base/clock.h"
 #include "session/worker_session.h"
 #include "wire/reports.h"
 
 namespace penstock::session {
+
+constexpr Duration kRenewAfter = std::chrono::seconds(2);  // more than a lease
+constexpr Duration kRenewAfterMax = std::chrono::seconds(32);
+
+// When to replace a silent connection. Bytes that were sent into a cut link wait in TCP, whose retransmission timeout
+// doubles each time: the connection remains silent for up to as long again as the link was cut. A new connection works
+// immediately. On a slow link it loses the bytes in transit, so the wait doubles each time. A value type.
+class RenewalClock {
+ public:
+  explicit RenewalClock(Instant now) : begun_at_(now) {}
+
+  void heard(Instant now) {
+    begun_at_ = now;
+    patience_ = kRenewAfter;
+  }
+  // Returns true when it is time, and the next time after twice as long.
+  bool take(Instant now) {
+    if (now - begun_at_ < patience_) return false;
+    begun_at_ = now;
+    patience_ = std::min(2 * patience_, kRenewAfterMax);
+    return true;
+  }
+
+ private:
+  Instant begun_at_;
+  Duration patience_ = kRenewAfter;
+};
+
+constexpr Duration kRemakePause = std::chrono::milliseconds(100);
+constexpr Duration kRemakePauseMax = std::chrono::milliseconds(1600);
+
+// When to open a link after one whose messages did not fit together. The first one is opened immediately. Until an
+// answer counts, the interval between links doubles: every link costs a key agreement, a connection and a repetition of
+// all requests, and a worker or a device in transit that damages each of them would otherwise make the trainer repeat
+// this as fast as messages cross. A value type.
+class RemakeClock {
+ public:
+  // An answer counted.
+  void counted() { pause_ = Duration(0); }
+  // When to open the link after the one that ends now.
+  Instant take(Instant now) {
+    begun_at_ = std::max(now, begun_at_ + pause_);
+    pause_ = std::clamp(2 * pause_, kRemakePause, kRemakePauseMax);
+    return begun_at_;
+  }
+
+ private:
+  Instant begun_at_{};  // start of the last replacement link
+  Duration pause_{};
+};
 
 // How long a worker follows the last orders of a silent controller. Meanwhile the trainer that it serves, and the one
 // that it was assigned to, may connect; a trainer that was promised the worker by a controller that died before the
@@ -132,6 +186,33 @@ class TrainerEnrolment {
  private:
   uint64_t controller_id_ = 0;
   uint64_t view_ = 0;
+};
+
+constexpr double kNewcomersAtOnce = 1024;  // all ranks of a large job, or the workers that an engine starts together
+constexpr double kNewcomersPerSecond = 16;
+
+// How many unknown trainers or workers the holders of one key may register: a burst, and then a number per second. Each
+// of them occupies one of the controller's places and causes a new assignment of all workers; a rejected one reports
+// again after kPingInterval. Thread-compatible.
+class Newcomers {
+ public:
+  // Whether one more process with a key of this name may register. There are few names: one per accepted key.
+  bool take(const std::string& key_name, Instant now) {
+    const auto [place, is_new] = budgets_.try_emplace(key_name, Budget{.left = kNewcomersAtOnce, .at = now});
+    Budget& budget = place->second;
+    const double earned = std::chrono::duration<double>(now - budget.at).count() * kNewcomersPerSecond;
+    budget = {.left = std::min(kNewcomersAtOnce, budget.left + earned), .at = now};
+    if (budget.left < 1) return false;
+    --budget.left;
+    return true;
+  }
+
+ private:
+  struct Budget {
+    double left;
+    Instant at;
+  };
+  std::map<std::string, Budget> budgets_;
 };
 
 }  // namespace penstock::session

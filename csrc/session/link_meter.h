@@ -22,7 +22,7 @@
 #include <map>
 #include <optional>
 
-#include "base/instant.h"
+#include "base/clock.h"
 
 namespace penstock::session {
 

@@ -16,12 +16,11 @@
 #include <string>
 #include <vector>
 
-#include "base/instant.h"
+#include "base/clock.h"
 #include "session/dispatch.h"
-#include "session/link.h"
-#include "session/renewal.h"
-#include "wire/batch_key.h"
-#include "wire/data_message.h"
+#include "session/enrolment.h"
+#include "session/worker_session.h"
+#include "wire/message.h"
 #include "wire/reports.h"
 
 namespace penstock::session {

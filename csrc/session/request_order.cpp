@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/assert.h"
+#include "base/result.h"
 
 namespace penstock::session {
 

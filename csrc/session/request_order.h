@@ -1,20 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Which shard makes which batch, and which batch the trainer may have next: exactly torch's order, in which every
-// worker is one shard. Batch k is assigned to the next shard in turn that still has data; batches are delivered by
-// sequence, or as they arrive if the order is free. The assignment of workers to shards is decided elsewhere. A pure
-// state machine: it reads no clock and owns no socket.
-//
-// Invariant: outstanding_count() == tasks that were assigned and neither arrived nor were given up.
+// RequestOrder, the order of a stream: which shard makes which batch, and which batch the trainer may have next.
+// RequestContent is the content of a request, kept while the request is outstanding.
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <vector>
 
-#include "session/request_content.h"
+#include "wire/blob_record.h"
+#include "wire/message.h"
 
 namespace penstock::session {
+
+// The content of a request: all data that a worker needs to make one batch. It is created once, when the trainer sends
+// the request, and kept in one place while the request is outstanding: the trainer's thread reads it to name the batch
+// that it is waiting for, and the I/O thread sends it again when a worker is lost.
+struct RequestContent {
+  wire::BatchRequest request;
+  std::vector<std::byte> indices;  // as specified by request.index_kind
+  // The job and the prefixes with which a pool makes the batch. All requests between two changes of these share one
+  // list.
+  std::shared_ptr<const std::vector<wire::BlobId>> blobs{};
+  // The seeds of the epoch's random numbers, which a pool receives with each request; shared in the same way.
+  std::shared_ptr<const std::vector<std::byte>> seeds{};
+};
+
+using SharedContent = std::shared_ptr<const RequestContent>;
 
 struct RequestOrderOptions {
   uint32_t shard_count = 1;
@@ -26,7 +40,11 @@ struct RequestOrderOptions {
   bool frees_ended_shards = false;
 };
 
-// Thread-compatible.
+// Exactly torch's order, in which every worker is one shard. Batch k is assigned to the next shard in turn that still
+// has data; batches are delivered by sequence, or as they arrive if the order is free. The assignment of workers to
+// shards is decided elsewhere. A pure state machine: it reads no clock and owns no socket. Thread-compatible.
+//
+// Invariant: outstanding_count() == tasks that were assigned and neither arrived nor were given up.
 class RequestOrder {
  public:
   explicit RequestOrder(const RequestOrderOptions& options);

@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/instant.h"
+#include "base/clock.h"
 
 namespace penstock::session {
 

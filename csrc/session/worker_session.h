@@ -1,13 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The worker's half of the protocol between a trainer and a worker: the trainer that it works for, the batches that it
-// has to make, and the answers that it holds until the trainer has them. A pure state machine; the surrounding process
-// has the sockets, the dataset and the bytes of requests and answers.
-//
-// A worker works for one trainer at a time: others are refused until that one leaves or is silent for a lease. In a
-// pool the worker starts work only for the trainer that the controller has assigned it to. It makes one batch at a
-// time, in the order of the requests. An answer is held until it is acknowledged, and sent again if the trainer asks
-// for it on another link.
+// WorkerSession, the worker's half of the protocol between a trainer and a worker, and Link, one end of a link between
+// the two, by which each side detects lost messages.
 
 #include <cstdint>
 #include <deque>
@@ -16,18 +10,59 @@
 #include <utility>
 #include <vector>
 
-#include "base/instant.h"
-#include "session/link.h"
-#include "wire/batch_key.h"
-#include "wire/data_message.h"
+#include "base/clock.h"
+#include "wire/message.h"
 
 namespace penstock::session {
+
+// One end of a link between a trainer and a worker. The trainer numbers its links with a worker in ascending order, and
+// each side numbers its messages on a link: 1, 2, 3. So each side can detect messages of an ended link, duplicate
+// messages and missing messages, regardless of the underlying connection. A link on which a message was lost is never
+// repaired: the trainer opens another one and repeats the requests that it still wants. A value type.
+class Link {
+ public:
+  enum class Receipt : uint8_t {
+    kNext,  // the next message: accept it
+    kOld,   // from an ended link, or a duplicate: drop it
+    kGap,   // an earlier message was lost
+  };
+
+  explicit Link(uint32_t number = 0) : number_(number) {}
+
+  uint32_t number() const { return number_; }
+
+  // The stamp for the message that is being sent.
+  uint64_t stamp() { return ++sent_; }
+  // The stamp of the last message. Pings contain it, so that the loss of a last message is detected.
+  uint64_t sent() const { return sent_; }
+
+  Receipt receive(uint32_t number, uint64_t stamp) {
+    if (number != number_ || stamp <= received_) return Receipt::kOld;
+    if (stamp != received_ + 1) return Receipt::kGap;
+    received_ = stamp;
+    return Receipt::kNext;
+  }
+
+ private:
+  uint32_t number_;
+  uint64_t sent_ = 0;
+  uint64_t received_ = 0;
+};
 
 // A link ends after this time without a message from the peer; both sides send one every ping_interval.
 constexpr Duration kLease = std::chrono::milliseconds(1500);
 constexpr Duration kPingInterval = std::chrono::milliseconds(500);
 constexpr size_t kForgottenCountMax = 64;  // trainers whose last link a worker remembers
 
+// The trainer that a worker works for, the batches that it has to make, and the answers that it holds until the trainer
+// has them. A pure state machine; the surrounding process has the sockets, the dataset and the bytes of requests and
+// answers.
+//
+// A worker works for one trainer at a time: others are refused until that one leaves or is silent for a lease. In a
+// pool the worker starts work only for the trainer that the controller has assigned it to. It makes one batch at a
+// time, in the order of the requests. An answer is held until it is acknowledged, and sent again if the trainer asks
+// for it on another link.
+//
 // Thread-compatible.
 class WorkerSession {
  public:

@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "base/assert.h"
+#include "base/result.h"
 
 namespace penstock::simulator {
 namespace {

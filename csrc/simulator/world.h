@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The simulated world: jobs, the models that they train, and the servers that they run on. Values only.
+// The simulated world: jobs, the models that they train, the servers that they run on, and the settings of a run; and
+// how jobs and models' profiles are read from CSV tables, or jobs drawn at random. Pure; a caller reads the files.
+//
+// A table has no quotes. Empty lines and lines that start with '#' are skipped.
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -79,5 +83,52 @@ Result<void> assign_models(std::vector<Job>& jobs, const std::vector<Profile>& p
 // Returns an error with a message for a world that cannot be simulated.
 Result<void> check_world(const std::vector<Job>& jobs, const std::vector<Profile>& profiles, const Cluster& cluster,
                          const Settings& settings);
+
+inline constexpr size_t kTableJobsMax = 1'000'000;
+
+struct JobTable {
+  std::vector<Job> jobs{};  // in order of arrival
+};
+
+struct JobFilter {
+  std::string vc{};           // empty: all
+  double duration_min_s = 0;  // shorter jobs are left out
+  uint32_t gpus_max = 0;      // larger jobs are left out
+  size_t job_skip_count = 0;  // how many of the remaining jobs are skipped, from the first
+  size_t job_count_max = 0;   // how many of the jobs after them are kept; 0: all
+};
+
+// Reads a trace: CSV with the columns submit_s,duration_s,num_gpus,vc and optionally model. `vc` names the virtual
+// cluster to which a job was submitted, and `model` a profile; where it is empty one is drawn. Seconds count from an
+// arbitrary origin. The rows may be in any order. `file` is a name for messages. kMalformed: names the line, its fault
+// and the remedy; also if no jobs remain.
+Result<JobTable> parse_jobs(std::string_view file, std::string_view text, const JobFilter& filter);
+
+// Jobs with Poisson arrivals, scaled so that the GPUs would be in use for `load` of the time between the first and the
+// last arrival. Durations are log-normal with a median of an hour.
+struct SyntheticJobs {
+  size_t job_count = 500;
+  uint32_t gpu_count = 64;
+  double load = 1.0;
+  uint64_t seed = 0;
+};
+
+Result<JobTable> synthetic_jobs(const SyntheticJobs& options);
+
+inline constexpr size_t kTableCpusMax = 1024;  // columns
+
+struct ProfileTable {
+  std::vector<Profile> profiles{};
+};
+
+// Reads the models' profiles:
+//
+//   model,class,iteration_s,batch,sample_bytes,cpu1,cpu2,...  sample_bytes is optional; without it links are unused
+//
+// `class` is image, language, speech or other. `cpuN` is the speed of a GPU with N CPUs, in any unit that is the same
+// for a model; `iteration_s` is the time of an iteration at speed 1, at which a job's duration is measured.
+//
+// `file` is a name for messages. kMalformed: names the line, its fault and the remedy.
+Result<ProfileTable> parse_profiles(std::string_view file, std::string_view text);
 
 }  // namespace penstock::simulator

@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "base/bytes.h"
-#include "wire/malformed.h"
+#include "wire/frame.h"
 
 namespace penstock::wire {
 namespace {

@@ -68,7 +68,7 @@ struct Refusal {
   friend bool operator==(const Refusal&, const Refusal&) = default;
 };
 
-// The costs of the jobs; csrc/controller/pool_costs.h defines the fields.
+// The costs of the jobs; csrc/controller/pool_status.h defines the fields.
 struct Costs {
   std::string json;
 

@@ -6,7 +6,6 @@
 #include <string_view>
 
 #include "base/bytes.h"
-#include "wire/malformed.h"
 
 namespace penstock::wire {
 namespace {

@@ -1,19 +1,62 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The record that describes one batch: a header, a table of its tensors, the nest that contains them, and the keys of
-// the boundary tensors. The bytes of the tensors are stored elsewhere (in the slab, or in payload frames); PROTOCOL.md
-// has the grammar. All values are checked against the caps below before any memory is allocated for them.
+// Frame, the record that describes one batch: a header, a table of its tensors, the nest that contains them, and the
+// keys of the boundary tensors. The bytes of the tensors are stored elsewhere (in the slab, or in payload frames);
+// PROTOCOL.md has the grammar. All values are checked against the caps below before any memory is allocated for them.
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/result.h"
-#include "wire/dtype.h"
 
 namespace penstock::wire {
+
+// The element types that cross a process boundary. The codes are identical to c10::ScalarType's, so the rooms with
+// torch cast without a table; this room has no torch, so the sizes are listed here. Loader and worker assert that both
+// agree.
+using DTypeCode = uint8_t;
+
+constexpr DTypeCode kDTypeUInt8 = 0;
+constexpr DTypeCode kDTypeFloat32 = 6;
+constexpr DTypeCode kDTypeBool = 11;
+
+// Bytes of one element, or 0 for a code that cannot be in the tensor table (Python pickles quantised and packed types
+// instead).
+constexpr uint32_t dtype_bytes(DTypeCode code) {
+  switch (code) {
+    case 0:   // uint8
+    case 1:   // int8
+    case 11:  // bool
+    case 23:  // float8_e5m2
+    case 24:  // float8_e4m3fn
+    case 25:  // float8_e5m2fnuz
+    case 26:  // float8_e4m3fnuz
+      return 1;
+    case 2:   // int16
+    case 5:   // float16
+    case 15:  // bfloat16
+    case 27:  // uint16
+      return 2;
+    case 3:   // int32
+    case 6:   // float32
+    case 8:   // complex32
+    case 28:  // uint32
+      return 4;
+    case 4:   // int64
+    case 7:   // float64
+    case 9:   // complex64
+    case 29:  // uint64
+      return 8;
+    case 10:  // complex128
+      return 16;
+    default: return 0;
+  }
+}
 
 constexpr uint32_t kFrameMagic = 0x31464e50;  // "PNF1"
 constexpr uint16_t kFrameVersion = 2;
@@ -101,5 +144,15 @@ std::vector<std::byte> write_frame(const Frame& frame);
 
 // Reads a record. The views in the result (nest, keys) point into `bytes`.
 Result<Frame> parse_frame(std::span<const std::byte> bytes);
+
+// The fault of bytes that violate their grammar, in any record of this room. `subject` names the bytes, such as "a
+// request"; `reason` describes the violation.
+inline Fault malformed(std::string_view subject, std::string_view reason) {
+  std::string message(subject);
+  message += " is malformed: ";
+  message += reason;
+  message += "; the processes of a job must run the same version of penstock";
+  return {Errc::kMalformed, std::move(message)};
+}
 
 }  // namespace penstock::wire

@@ -5,9 +5,9 @@
 #include <cstring>
 #include <utility>
 
-#include "base/assert.h"
-#include "wire/malformed.h"
-#include "wire/message_head.h"
+#include "base/result.h"
+#include "wire/frame.h"
+#include "wire/message.h"
 #include "wire/reports.h"
 
 namespace penstock::wire {

@@ -19,12 +19,9 @@
 
 #include "base/numerics.h"
 #include "base/result.h"
-#include "wire/batch_facts.h"
-#include "wire/batch_key.h"
 #include "wire/blob_record.h"
-#include "wire/data_message.h"
+#include "wire/message.h"
 #include "wire/pool_record.h"
-#include "wire/slab_place.h"
 
 namespace penstock::wire {
 

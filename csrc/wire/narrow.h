@@ -9,16 +9,25 @@
 //
 // The encoding of a tensor is chosen for each batch separately, by its values; a tensor that fits none, or gains too
 // little, is written unchanged, and so is a tensor that is not contiguous. PROTOCOL.md has the bytes.
+//
+// A trainer widens the tensor again, in one call or, with a Widening, element by element on a device.
 
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <type_traits>
 
 #include "base/result.h"
 #include "wire/frame.h"
 
 namespace penstock::wire {
+
+// Bytes of the base in front of the offsets.
+constexpr uint64_t kBaseBytes = 8;
+
+// Bytes of this many bools, one bit each.
+constexpr uint64_t bit_bytes(uint64_t count) { return (count + 7) / 8; }
 
 // Smaller tensors are not worth examining.
 constexpr uint64_t kNarrowBytesMin = 2048;
@@ -50,5 +59,29 @@ void make_bools(std::span<std::byte> bytes);
 // Writes the decoded tensor to `target`, which has plain_bytes(entry). `narrow` contains the bytes in the entry's
 // encoding. kMalformed if they do not belong to such a tensor.
 Result<void> widen(const TensorEntry& entry, std::span<const std::byte> narrow, std::span<std::byte> target);
+
+// Describes a tensor that is written with fewer bytes for code that widens it element by element, such as the kernel
+// threads of a device (widen_thread.h). The narrow bytes contain the rest. check_narrow() checks them before that code
+// runs: it trusts every number that it reads.
+struct Widening {
+  Encoding encoding = Encoding::kPlain;
+  uint32_t item_bytes = 0;  // of an element; of rows: of the units in which they are copied, 1, 2 or 4
+  uint64_t item_count = 0;  // of the tensor
+  uint64_t constant = 0;    // of offset: the base; of padded: the bytes of the value at the end of rows
+  uint64_t row_count = 0;   // of rows and padded
+  uint64_t row_items = 0;   // in each row
+
+  uint64_t plain_bytes() const { return item_count * item_bytes; }
+
+  friend bool operator==(const Widening&, const Widening&) = default;
+};
+static_assert(std::is_trivially_copyable_v<Widening>, "kernels receive it by value");
+
+// Checks the narrow bytes of a tensor, which must not be modified from now on. kMalformed exactly if wire::widen()
+// rejects them. Reads one number for each row, and no elements.
+Result<Widening> check_narrow(const TensorEntry& entry, std::span<const std::byte> narrow);
+
+// Whether a tensor of bools is widened only to 0 and 1. `widening` is the result of its check.
+bool widens_to_bools(const Widening& widening, std::span<const std::byte> narrow);
 
 }  // namespace penstock::wire

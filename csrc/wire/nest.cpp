@@ -1,15 +1,66 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "wire/nest.h"
 
+#include <algorithm>
+#include <charconv>
 #include <cstring>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
-#include "wire/array_dtype.h"
-#include "wire/malformed.h"
+#include "base/bytes.h"
+#include "wire/frame.h"
 
 namespace penstock::wire {
+namespace {
+
+constexpr uint64_t kItemBytesMax = 0x7fffffff;  // numpy's limit
+
+bool is_letter_or_digit(char character) {
+  return (character >= 'a' && character <= 'z') || (character >= 'A' && character <= 'Z') ||
+         (character >= '0' && character <= '9');
+}
+
+// "[ns]", "[25s]", or empty for a date that has no unit yet.
+bool is_date_unit(std::string_view text) {
+  if (text.empty()) return true;
+  if (text.size() < 3 || text.front() != '[' || text.back() != ']') return false;
+  return std::ranges::all_of(text.substr(1, text.size() - 2), is_letter_or_digit);
+}
+
+// Whether elements of a kind may have this size. numpy itself rejects number types that this machine does not support.
+bool has_size(char kind, uint64_t bytes) {
+  switch (kind) {
+    case 'b': return bytes == 1;
+    case 'i':
+    case 'u': return bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8;
+    case 'f': return bytes == 2 || bytes == 4 || bytes == 8 || bytes == 12 || bytes == 16;
+    case 'c': return bytes == 8 || bytes == 16 || bytes == 24 || bytes == 32;
+    case 'm':
+    case 'M': return bytes == 8;
+    default: return kind == 'S' || kind == 'U' || kind == 'V';
+  }
+}
+
+}  // namespace
+
+std::optional<uint64_t> array_item_bytes(std::string_view dtype) {
+  if (dtype.size() < 3 || dtype.size() > kArrayDtypeBytesMax) return std::nullopt;
+  const char order = dtype[0];
+  const char kind = dtype[1];
+  if (order != '<' && order != '>' && order != '|') return std::nullopt;
+  uint64_t bytes = 0;
+  const char* const end = dtype.data() + dtype.size();
+  const auto [rest, error] = std::from_chars(dtype.data() + 2, end, bytes);
+  if (error != std::errc() || bytes > kItemBytesMax) return std::nullopt;
+  const bool is_date = kind == 'm' || kind == 'M';
+  const std::string_view unit(rest, static_cast<size_t>(end - rest));
+  if (!has_size(kind, bytes) || !(is_date ? is_date_unit(unit) : unit.empty())) return std::nullopt;
+  if (kind == 'U') bytes *= 4;  // the size is in characters
+  return bytes <= kItemBytesMax ? std::optional(bytes) : std::nullopt;
+}
+
 namespace {
 
 Fault malformed_nest(std::string_view reason) { return malformed("the nest of a batch", reason); }
@@ -225,6 +276,56 @@ Result<void> check_python_values(std::span<const std::byte> bytes, std::span<con
     }
   }
   return {};
+}
+
+namespace {
+
+Fault malformed_packed(std::string_view reason) { return malformed("a batch record with its payload", reason); }
+
+}  // namespace
+
+std::vector<std::byte> write_packed_record(Frame frame, std::span<const std::span<const std::byte>> sources) {
+  PENSTOCK_ASSERT(sources.size() == frame.tensors.size(), sources.size(), " tensors for the table");
+  frame.payload_bytes = 0;
+  for (TensorEntry& entry : frame.tensors) {
+    entry.offset = frame.payload_bytes;
+    frame.payload_bytes = align_up(entry.offset + entry.bytes, kPayloadAlignment);
+  }
+  const std::vector<std::byte> record = write_frame(frame);
+  const uint64_t payload_offset = align_up(sizeof(uint64_t) + record.size(), kPayloadAlignment);
+  std::vector<std::byte> bytes(payload_offset + frame.payload_bytes);
+  const uint64_t record_bytes = record.size();
+  std::memcpy(bytes.data(), &record_bytes, sizeof record_bytes);
+  std::memcpy(bytes.data() + sizeof record_bytes, record.data(), record.size());
+  for (size_t index = 0; index < sources.size(); ++index) {
+    const TensorEntry& entry = frame.tensors[index];
+    PENSTOCK_ASSERT(sources[index].size() == entry.bytes, "a tensor of ", sources[index].size(), " bytes");
+    if (entry.bytes == 0) continue;
+    std::memcpy(bytes.data() + payload_offset + entry.offset, sources[index].data(), entry.bytes);
+  }
+  return bytes;
+}
+
+Result<PackedRecord> parse_packed_record(std::span<const std::byte> bytes) {
+  ByteReader reader(bytes);
+  PackedRecord packed;
+  packed.record = reader.take(reader.read<uint64_t>());
+  if (!reader.ok()) return malformed_packed("it ends inside the record");
+  auto frame = parse_frame(packed.record);
+  if (!frame) return frame.error();
+  packed.frame = std::move(frame).value();
+  const uint64_t payload_offset = align_up(reader.position(), kPayloadAlignment);
+  if (bytes.size() < payload_offset || bytes.size() - payload_offset != packed.frame.payload_bytes) {
+    return malformed_packed("its payload length does not match the record");
+  }
+  packed.payload = bytes.subspan(payload_offset);
+  uint64_t tensor_bytes = 0;
+  for (const TensorEntry& entry : packed.frame.tensors) {
+    if (entry.encoding != Encoding::kPlain) return malformed_packed("one of its tensors is compressed, lazy or shared");
+    tensor_bytes += entry.bytes;
+  }
+  if (tensor_bytes > packed.frame.payload_bytes) return malformed_packed("its tensors overlap");
+  return packed;
 }
 
 }  // namespace penstock::wire

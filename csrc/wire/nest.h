@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The shape of a batch without its tensors: dicts, lists and tuples around text, numbers, None and references to the
-// tensor table, as a stream of tokens in depth-first order. Any other object is sent as one pickle, which only a local
-// worker may send; a reader that does not trust its peer refuses kPickle. The tokens above kPickle are for batches of
-// such peers: objects that a local worker would pickle, but that a reader can create without executing instructions.
+// The nest: the shape of a batch without its tensors, as dicts, lists and tuples around text, numbers, None and
+// references to the tensor table, in a stream of tokens in depth-first order. Any other object is sent as one pickle,
+// which only a local worker may send; a reader that does not trust its peer refuses kPickle. The tokens above kPickle
+// are for batches of such peers: objects that a local worker would pickle, but that a reader can create without
+// executing instructions.
+//
+// A packed record puts a batch record, its nest included, and the payload into one buffer.
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "base/bytes.h"
 #include "base/result.h"
@@ -30,8 +35,8 @@ enum class NestTag : uint8_t {
   kTensor = 10,      // an index into the tensor table
   kPickle = 11,      // pickle protocol 5 whose persistent ids are indices into the tensor table
   kBigInteger = 12,  // an integer of any size: two's complement, least significant byte first
-  kArray = 13,   // an index into the tensor table, and a dtype (array_dtype.h) if the array's differs from the tensor's
-  kScalar = 14,  // a numpy scalar: a dtype, and the bytes of one element of it
+  kArray = 13,       // an index into the tensor table, and a numpy dtype if the array's differs from the tensor's
+  kScalar = 14,      // a numpy scalar: a dtype, and the bytes of one element of it
   kNamedTuple = 15,  // "module:qualified name" of its class, followed by `count` values
 };
 
@@ -104,7 +109,7 @@ constexpr uint64_t kCharacterBytes = 4;      // per byte of a text, bytes or a n
 uint64_t value_bytes(const NestToken& token);
 
 // Reads token by token. Counts are checked against the remaining bytes, so that a reader may reserve memory for them; a
-// dtype is supported by array_dtype.h, and a scalar has the bytes of one element. Thread-compatible.
+// dtype is one that array_item_bytes() supports, and a scalar has the bytes of one element. Thread-compatible.
 class NestReader {
  public:
   explicit NestReader(std::span<const std::byte> bytes) : reader_(bytes) {}
@@ -126,5 +131,37 @@ Result<uint64_t> check_nest(std::span<const std::byte> bytes, uint32_t tensor_co
 // are UTF-8, dictionary keys are hashable, and arrays match their tensors. Named tuples and dates can be checked only
 // by Python.
 Result<void> check_python_values(std::span<const std::byte> bytes, std::span<const TensorEntry> leaves);
+
+constexpr uint32_t kArrayDtypeBytesMax = 64;
+
+// Bytes of one element of a numpy array that has no tensor dtype: text, bytes, dates, other byte orders. The dtype is
+// written in the form of numpy's `dtype.str`: byte order, kind and element size. Empty if the text is not a dtype of
+// plain numbers, text, bytes or dates. Objects, structures and compound dtypes are never included: their elements are,
+// or may be, addresses.
+std::optional<uint64_t> array_item_bytes(std::string_view dtype);
+
+// Whether numpy supports the dtype of a tensor.
+constexpr bool is_numpy_dtype(DTypeCode code) {
+  // Not the 16-bit complex (8) and bfloat16 (15), nor the 8-bit floats (23 to 26).
+  return code <= 7 || (code >= 9 && code <= 11) || (code >= 27 && code <= 29);
+}
+
+// A batch record and its payload in one contiguous buffer, for values that are sent as a whole: the body of a prefix
+// request, or a separate value. PROTOCOL.md has the bytes. The views point into the bytes that were read.
+struct PackedRecord {
+  Frame frame;
+  std::span<const std::byte> record;
+  std::span<const std::byte> payload;
+
+  std::span<const std::byte> bytes_of(const TensorEntry& entry) const {
+    return payload.subspan(entry.offset, entry.bytes);
+  }
+};
+
+// Lays out the tensors of `frame` one after the other and copies in their bytes from `sources`, in the same order.
+std::vector<std::byte> write_packed_record(Frame frame, std::span<const std::span<const std::byte>> sources);
+
+// The tensors of a packed record do not share bytes, so that copies of them take no more memory than the record.
+Result<PackedRecord> parse_packed_record(std::span<const std::byte> bytes);
 
 }  // namespace penstock::wire

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "base/wiped.h"
+#include "base/bytes.h"
 
 namespace penstock::wire {
 

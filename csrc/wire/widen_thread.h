@@ -9,8 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "wire/narrow_shape.h"
-#include "wire/widening.h"
+#include "wire/narrow.h"
 
 #ifdef __CUDACC__
 #define PENSTOCK_HOST_DEVICE __host__ __device__

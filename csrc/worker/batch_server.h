@@ -1,26 +1,84 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The interface for the thread that makes batches in a pool worker, regardless of the source of its work: it allocates
-// memory for batches, runs prefixes on them, seals them, and passes the results to the work source. It needs no socket.
+// The batch-making half of a pool worker. BatchServer is the interface for the thread that makes batches, regardless of
+// the source of its work; KeptBatches keeps the batches whose leaves stayed here. PoolServer is a whole worker in one
+// process: a BatchServer, and the thread that communicates with trainers and the controller.
 
+#include <ATen/core/Tensor.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/event_loop.h"
 #include "base/result.h"
 #include "dataset/fetch_clock.h"
-#include "server/pool_work.h"
-#include "server/work_source.h"
+#include "server/maker.h"
+#include "server/pool_server_io.h"
+#include "server/work_exchange.h"
 #include "shm/slab_pool.h"
+#include "wire/message.h"
 #include "worker/batch_maker.h"
-#include "worker/kept_batches.h"
-#include "worker/prefix_cache.h"
+#include "worker/prefix_stage.h"
+#include "worker/slab_writer.h"
 
 namespace penstock::worker {
+
+constexpr size_t kKeptBatchesMax = 4;
+
+// Batches whose leaves stayed with this worker, for a trainer that reads such a leaf after all. The newest few are kept
+// to answer a recall. An older batch is made again, by any worker that is asked.
+//
+// A kept batch holds the slab that contains its leaves, so the number is small: a trainer reads the batch that it was
+// given last, and few have been sent to it since.
+//
+// Confined to the thread that makes batches.
+class KeptBatches {
+ public:
+  struct Kept {
+    uint64_t trainer_id = 0;
+    wire::BatchKey key{};
+    std::vector<at::Tensor> tensors;
+    std::vector<std::string> boundary_keys;
+    std::vector<std::byte> nest;
+    uint8_t flags = 0;
+
+    BatchContent content() const { return {.tensors = tensors, .boundary_keys = boundary_keys, .nest = nest}; }
+  };
+
+  // Keeps a batch, and drops the oldest if there are too many. `bytes_max` bounds the bytes of one batch.
+  void keep(uint64_t trainer_id, wire::BatchKey key, const BatchContent& content, uint8_t flags, uint64_t bytes_max) {
+    if (!batches_.empty() && batches_.front().trainer_id != trainer_id) batches_.clear();
+    uint64_t bytes = 0;
+    for (const at::Tensor& tensor : content.tensors) bytes += tensor.storage().nbytes();
+    if (bytes > bytes_max) return;
+    std::erase_if(batches_, [&](const Kept& kept) { return kept.key == key; });
+    if (batches_.size() >= kKeptBatchesMax) batches_.pop_front();
+    batches_.push_back({.trainer_id = trainer_id,
+                        .key = key,
+                        .tensors = content.tensors,
+                        .boundary_keys = content.boundary_keys,
+                        .nest = {content.nest.begin(), content.nest.end()},
+                        .flags = flags});
+  }
+
+  // Null if the batch is not, or no longer, kept.
+  const Kept* find(uint64_t trainer_id, wire::BatchKey key) const {
+    const auto found = std::find_if(batches_.begin(), batches_.end(),
+                                    [&](const Kept& kept) { return kept.trainer_id == trainer_id && kept.key == key; });
+    return found == batches_.end() ? nullptr : &*found;
+  }
+
+ private:
+  std::deque<Kept> batches_;  // oldest first
+};
 
 // Batches that are ready or in transit to the trainer, in addition to the one being made. The trainer takes them as
 // they arrive, so two hide the time in transit.
@@ -34,6 +92,9 @@ struct PoolMarks {
   uint64_t dataset_size = wire::kSizeUntold;  // as PoolAnswer's
 };
 
+// The interface for the thread that makes batches in a pool worker, regardless of the source of its work: it allocates
+// memory for batches, runs prefixes on them, seals them, and passes the results to the work source. It needs no socket.
+//
 // Confined to the thread that makes batches, except for writer()'s thread-safe calls and drain().
 class BatchServer {
  public:
@@ -92,6 +153,54 @@ class BatchServer {
   BatchMaker maker_;
   PrefixCache prefix_cache_;
   KeptBatches kept_;
+};
+
+// The members that must outlive the base that takes work from them.
+struct OwnExchange {
+  server::WorkExchange exchange;
+};
+
+// A pool worker: takes requests of the trainer it is assigned to, allocates memory for batches, and sends finished
+// batches in chunks. A separate thread communicates with trainers and the controller (server/pool_server_io.h); this
+// class is its interface for the thread that makes batches.
+//
+// Like its base: confined to the thread that makes batches.
+class PoolServer : private OwnExchange, public BatchServer {
+ public:
+  // Listens, and starts to report to the controller, which may start later.
+  static Result<std::unique_ptr<PoolServer>> start(server::PoolServerOptions options);
+
+  // For `start`.
+  PoolServer(server::PoolServerOptions options, const net::RunId& run);
+  PoolServer(const PoolServer&) = delete;
+  PoolServer& operator=(const PoolServer&) = delete;
+  ~PoolServer();
+
+  // For a unique_ptr that a forked child may inherit. The child has neither the thread nor the sockets, so it leaves
+  // the object alone.
+  struct Deleter {
+    void operator()(PoolServer* server) const {
+      if (server->owner_pid_ == ::getpid()) std::default_delete<PoolServer>()(server);
+    }
+  };
+  using Handle = std::unique_ptr<PoolServer, Deleter>;
+
+  uint64_t worker_id() const { return worker_id_; }
+  const net::Endpoint& endpoint() const { return io_.endpoint(); }
+  const std::string& advertised() const { return io_.advertised(); }
+  const net::Endpoint& data_endpoint() const { return io_.data_endpoint(); }
+  const std::string& data_advertised() const { return io_.data_advertised(); }
+  int signal_fd() const { return io_.signal_fd(); }
+
+  // Ends immediately.
+  void close() { loop_.stop(); }
+
+ private:
+  const server::PoolServerOptions options_;
+  const uint64_t worker_id_;
+  const pid_t owner_pid_ = ::getpid();
+  server::PoolServerIo io_;
+  EventLoop loop_;
 };
 
 }  // namespace penstock::worker

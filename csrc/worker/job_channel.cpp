@@ -12,9 +12,9 @@
 #include <span>
 #include <utility>
 
-#include "base/stray_processes.h"
-#include "server/cpu_time.h"
-#include "worker/send_result.h"
+#include "base/child_process.h"
+#include "server/maker.h"
+#include "worker/local_server.h"
 
 namespace penstock::worker {
 

@@ -1,27 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The job process's end of the channel to its server (server/job_host.h): it receives requests, and names batches to
-// the server as slabs of this process's memory.
+// A job process's side of its server (server/job_host.h): JobChannel is its end of the channel, and JobServer the batch
+// server over it.
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/file_descriptor.h"
 #include "base/result.h"
-#include "server/pool_work.h"
-#include "server/work_source.h"
+#include "server/maker.h"
+#include "server/work_exchange.h"
 #include "shm/channel.h"
 #include "shm/slab_pool.h"
 #include "wire/blob_record.h"
 #include "wire/job_record.h"
+#include "worker/batch_server.h"
 
 namespace penstock::worker {
 
-// Confined to the thread that makes batches.
+// The job process's end of the channel to its server: it receives requests, and names batches to the server as slabs of
+// this process's memory. Confined to the thread that makes batches.
 class JobChannel final : public server::WorkSource {
  public:
   explicit JobChannel(FileDescriptor socket) : channel_(std::move(socket)) {}
@@ -64,6 +69,31 @@ class JobChannel final : public server::WorkSource {
   mutable bool is_wanted_ = false;
   std::optional<wire::BlobId> wished_;
   mutable std::optional<Result<std::vector<std::byte>>> arrived_;  // of the requested blob
+};
+
+// The members that must outlive the base that takes work from them.
+struct OwnJobChannel {
+  explicit OwnJobChannel(FileDescriptor socket) : channel(std::move(socket)) {}
+
+  JobChannel channel;
+  const std::atomic<bool> is_closing{false};  // never true: the server ends a process that does not exit by itself
+};
+
+// The batch server of a job process: its work is sent by the server that it was forked for, and it has neither keys nor
+// sockets of its pool.
+//
+// Like its base: confined to the thread that makes batches.
+class JobServer : private OwnJobChannel, public BatchServer {
+ public:
+  // Takes ownership of this process's end of the channel. `arena_bytes` is the cap of its lasting arena.
+  JobServer(FileDescriptor socket, uint64_t arena_bytes)
+      : OwnJobChannel(std::move(socket)),
+        BatchServer(
+            channel,
+            {.arena_bytes = arena_bytes, .prefetch_factor = kBatchesAhead + uint32_t{kKeptBatchesMax}, .waits = true},
+            is_closing) {
+    channel.set_slabs(pool());
+  }
 };
 
 }  // namespace penstock::worker

@@ -3,17 +3,90 @@
 
 #include <ATen/MapAllocator.h>
 #include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
+#include <iterator>
 #include <string>
 #include <utility>
 
-#include "base/live_clock.h"
-#include "worker/send_result.h"
+#include "base/clock.h"
+#include "base/result.h"
 
 namespace penstock::worker {
+namespace {
+
+constexpr auto kParentCheckInterval = std::chrono::milliseconds(200);
+
+}  // namespace
+
+Watchdog::Watchdog(int connection_fd, pid_t trainer_pid)
+    : connection_fd_(connection_fd), trainer_(trainer_pid), loop_("pk_watchdog", "which monitors the trainer", *this) {}
+
+Result<void> Watchdog::health() const {
+  if (!is_closing_.load()) return {};
+  if (auto ended = loop_.health(); !ended) return ended;
+  return Fault{Errc::kClosed, "the trainer closed the connection"};
+}
+
+Result<void> Watchdog::serve() {
+  const bool is_orphan = trainer_.is_gone();
+  if (has_hung_up_) is_closing_.store(true);
+  if (is_orphan && !has_hung_up_) hang_up();
+  grace_.note(is_orphan);
+  return {};
+}
+
+Result<bool> Watchdog::wait(int wake_fd, bool may_sleep) {
+  // Once the peer has hung up, its descriptor stays readable forever, and only the parent's life matters.
+  pollfd items[] = {{.fd = wake_fd, .events = POLLIN, .revents = 0},
+                    {.fd = has_hung_up_ ? -1 : connection_fd_, .events = POLLRDHUP, .revents = 0}};
+  ::poll(items, std::size(items), may_sleep ? static_cast<int>(kParentCheckInterval.count()) : 0);
+  has_hung_up_ = has_hung_up_ || items[1].revents != 0;
+  return items[0].revents != 0;
+}
+
+void Watchdog::hang_up() {
+  is_closing_.store(true);
+  ::shutdown(connection_fd_, SHUT_RDWR);
+  has_hung_up_ = true;
+}
+
+Result<void> send_message(shm::Channel& channel, const wire::FromJob& message) {
+  const auto bytes = wire::write_from_job(message);
+  const std::span<const std::byte> part(bytes);
+  return channel.send({&part, 1});
+}
+
+Result<void> send_batch(shm::Channel& channel, shm::SlabPool& slabs, wire::FromJob message, const ResultBatch& batch) {
+  std::array<int, shm::kMessageFdCountMax> fds{};
+  size_t fd_count = 0;
+  if (batch.region != nullptr) {
+    const shm::Arena& arena = *batch.region->arena;
+    message.place = wire::SlabPlace{.arena_id = arena.id(),
+                                    .slab_index = batch.region->slab_index,
+                                    .generation = arena.generation(batch.region->slab_index),
+                                    .is_transient = batch.region->is_transient,
+                                    .slab_bytes = arena.backed_bytes(batch.region->slab_index)};
+    message.is_new_arena = slabs.take_unannounced(*batch.region);
+    if (message.is_new_arena) fds[fd_count++] = arena.fd();
+  }
+  PENSTOCK_ASSERT(batch.files.size() <= fds.size() - fd_count, "files: ", batch.files.size());
+  std::ranges::copy(batch.files, fds.begin() + static_cast<std::ptrdiff_t>(fd_count));
+  fd_count += batch.files.size();
+  const auto head = wire::from_job_head(message);
+  std::array<std::span<const std::byte>, 1 + 3> parts{head};
+  size_t part_count = 1;
+  for (const auto part : {message.state, batch.payload, batch.record}) {
+    if (!part.empty()) parts[part_count++] = part;
+  }
+  return channel.send(std::span(parts).first(part_count), std::span(fds).first(fd_count));
+}
 
 using std::chrono::steady_clock;
 using wire::AnswerKind;

@@ -1,11 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/process_memory.h"
 
+#include <features.h>  // defines __GLIBC__, which no other header here does
+
 #include <algorithm>
 #include <charconv>
 #include <fstream>
 #include <iterator>
 #include <string>
+
+#ifdef __GLIBC__
+#include <malloc.h>
+
+#include <climits>
+#endif
 
 namespace penstock::worker {
 namespace {
@@ -61,6 +69,14 @@ MemoryKind ProcessMemory::kind_of(std::span<const std::byte> memory) const {
     if (mapping->kind == MemoryKind::kOwn) kind = mapping->kind;
   }
   return kind;
+}
+
+void tune_malloc() {
+#ifdef __GLIBC__
+  mallopt(M_MMAP_THRESHOLD, INT_MAX);
+  mallopt(M_TRIM_THRESHOLD, INT_MAX);
+  mallopt(M_TOP_PAD, 64 << 20);
+#endif
 }
 
 }  // namespace penstock::worker

@@ -1,13 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Builds one batch in shared memory. While the batch is being made, empty() returns tensors in the slab, so a collate
-// function writes its result where the trainer will read it. seal() then copies in the tensors that lie elsewhere and
-// adds boundary tensors and the record; after that the batch can be named to the trainer. A shared tensor stays in
-// place. A batch that leaves tensors out, or writes some with fewer bytes, is copied to another slab, so that its bytes
-// are contiguous.
-//
-// A tensor from empty() pins its slab: if the user's code keeps it after the batch was sent, the slab is not reused
-// until the tensor is dropped, and trainer and worker see each other's writes to it, as with torch's shared tensors.
+// How a worker builds a batch in shared memory (SlabWriter), and keeps it there until the trainer has it (SlabBatch).
 
 #include <ATen/core/Tensor.h>
 
@@ -22,13 +15,14 @@
 #include "base/mutex.h"
 #include "base/result.h"
 #include "dataset/fetch_clock.h"
+#include "server/maker.h"
 #include "shm/slab_pool.h"
 #include "wire/frame.h"
 #include "wire/narrow.h"
 
 namespace penstock::worker {
 
-// The leaves that are handed over in the shared memory that contains them (sharing.h).
+// The leaves that are handed over in the shared memory that contains them (batch_maker.h).
 struct SharedLeaves {
   std::vector<c10::Storage> storages = {};                    // each is a separate file
   std::vector<std::optional<uint32_t>> storage_of_leaf = {};  // by leaf, index of its storage; empty: none is shared
@@ -61,6 +55,15 @@ bool is_plain_tensor(const at::Tensor& tensor);
 // The table entry of a plain tensor, with an offset of zero.
 wire::TensorEntry describe_tensor(const at::Tensor& tensor);
 
+// Builds one batch in shared memory. While the batch is being made, empty() returns tensors in the slab, so a collate
+// function writes its result where the trainer will read it. seal() then copies in the tensors that lie elsewhere and
+// adds boundary tensors and the record; after that the batch can be named to the trainer. A shared tensor stays in
+// place. A batch that leaves tensors out, or writes some with fewer bytes, is copied to another slab, so that its bytes
+// are contiguous.
+//
+// A tensor from empty() pins its slab: if the user's code keeps it after the batch was sent, the slab is not reused
+// until the tensor is dropped, and trainer and worker see each other's writes to it, as with torch's shared tensors.
+//
 // empty(), empty_if_free() and new_bytes() are thread-safe; the rest is confined to the thread that serves requests.
 class SlabWriter {
  public:
@@ -116,6 +119,22 @@ class SlabWriter {
   std::optional<shm::SlabRegion> region_ PENSTOCK_GUARDED_BY(mutex_);
   uint64_t used_bytes_ PENSTOCK_GUARDED_BY(mutex_) = 0;
   bool has_no_memory_ PENSTOCK_GUARDED_BY(mutex_) = false;
+};
+
+// A batch made by this process, in the slab in which it was sealed. Thread-compatible.
+class SlabBatch final : public server::HeldBatch {
+ public:
+  explicit SlabBatch(SealedBatch batch);
+  ~SlabBatch() override;
+
+  // Null if no shared memory was available.
+  const shm::SlabRegion* region() const override { return batch_.region ? &*batch_.region : nullptr; }
+  void note_handed_over() override;
+  bool is_handed_over() const override { return is_handed_over_; }
+
+ private:
+  SealedBatch batch_;
+  bool is_handed_over_ = false;
 };
 
 }  // namespace penstock::worker

@@ -13,9 +13,9 @@
 #include <string>
 #include <variant>
 
+#include "base/child_process.h"
 #include "base/file_descriptor.h"
 #include "base/result.h"
-#include "base/stray_processes.h"
 #include "shm/channel.h"
 #include "wire/job_record.h"
 

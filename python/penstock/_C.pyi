@@ -885,7 +885,7 @@ def make_plan(
 ) -> Plan: ...
 
 class PricedPlans:
-    """A graph and the plans made from it; see csrc/graph/priced_plans.h."""
+    """A graph and the plans made from it; see csrc/graph/repricer.h."""
 
     graph: Graph
     verdicts: list[Verdict]  # by node
@@ -993,7 +993,7 @@ class CapturedCall:
 
 class NeededCalls:
     """The calls needed to reassemble a part of a captured program; see
-    csrc/graph/needed_calls.h."""
+    csrc/graph/call_flow.h."""
 
     calls: set[int]
     def __init__(self, calls: Sequence[CapturedCall], forbidden_units: Set[int]) -> None: ...
@@ -1003,7 +1003,7 @@ class NeededCalls:
     def need_region(self, first: int, last: int) -> None: ...
 
 class InputConditions:
-    """The input sizes for which a lowering is valid; see csrc/graph/size_conditions.h."""
+    """The input sizes for which a lowering is valid; see csrc/graph/size_ops.h."""
 
     def __init__(
         self,

@@ -6,7 +6,6 @@
 #include "fuzz_target.h"
 #include "record_repair.h"
 #include "record_samples.h"
-#include "wire/array_dtype.h"
 #include "wire/frame.h"
 #include "wire/nest.h"
 

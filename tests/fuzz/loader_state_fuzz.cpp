@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "api/loader_state.h"
-#include "api/state_access.h"
 #include "fuzz_target.h"
 #include "penstock/state.h"
 

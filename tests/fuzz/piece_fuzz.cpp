@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "fuzz_target.h"
-#include "wire/piece_record.h"
+#include "wire/pool_record.h"
 
 namespace penstock::fuzz {
 

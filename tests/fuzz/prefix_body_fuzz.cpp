@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The body of a prefix request, as a worker reads it of a trainer.
-#include "wire/prefix_body.h"
+#include "wire/blob_record.h"
 
 #include <algorithm>
 

@@ -3,8 +3,6 @@
 
 #include <string>
 
-#include "wire/array_dtype.h"
-#include "wire/dtype.h"
 #include "wire/frame.h"
 #include "wire/nest.h"
 

@@ -5,8 +5,8 @@
 #include <string>
 
 #include "fuzz_target.h"
+#include "wire/blob_record.h"
 #include "wire/frame.h"
-#include "wire/shipment.h"
 
 namespace penstock::fuzz {
 

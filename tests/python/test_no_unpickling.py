@@ -138,7 +138,7 @@ NATIVE_OPENERS = re.compile(
 NATIVE_WHOSE_BYTES = {
     ("api/native_job.cpp", "torch::jit::load(stream)"): "the trainer's, in a worker",
     (
-        "api/plugin_loading.cpp",
+        "api/native_job.cpp",
         "::dlopen(plugin.path",
     ): "a path of the trainer's, in a worker: a library that is there",
     (
@@ -147,10 +147,10 @@ NATIVE_WHOSE_BYTES = {
     ): "our own library for CUDA, beside the one that loads it",
     ("bindings/bind_loader.cpp", 'module_::import("penstock.pool.worker_errors")'): "a fixed name",
     ("bindings/python_array.cpp", 'module_::import("numpy")'): "a fixed name",
-    ("bindings/python_array_rows.cpp", '"numpy").attr("dtype")'): "a fixed name",
-    ("bindings/python_array_rows.cpp", '"numpy").attr("ndarray")'): "a fixed name",
-    ("bindings/python_array_rows.cpp", '"numpy").attr("memmap")'): "a fixed name",
-    ("bindings/python_array_rows.cpp", '"torch").attr("as_tensor")'): "a fixed name",
+    ("bindings/python_array.cpp", '"numpy").attr("dtype")'): "a fixed name",
+    ("bindings/python_array.cpp", '"numpy").attr("ndarray")'): "a fixed name",
+    ("bindings/python_array.cpp", '"numpy").attr("memmap")'): "a fixed name",
+    ("bindings/python_array.cpp", '"torch").attr("as_tensor")'): "a fixed name",
     ("bindings/python_content.cpp", '"numpy").attr("ndarray")'): "a fixed name",
     ("bindings/python_content.cpp", '"numpy").attr("generic")'): "a fixed name",
     ("bindings/python_content.cpp", '"torch.nn").attr("Parameter")'): "a fixed name",
@@ -158,9 +158,9 @@ NATIVE_WHOSE_BYTES = {
         "bindings/python_nest.cpp",
         "loads_(py::bytes",
     ): "local workers', and a pool's that are trusted",
-    ("bindings/python_numbers.cpp", 'module_::import("numpy")'): "a fixed name",
+    ("bindings/python_rows.cpp", 'module_::import("numpy")'): "a fixed name",
     ("bindings/raise.cpp", 'module_::import("penstock.errors")'): "a fixed name",
-    ("pool_client/gpu_energy.cpp", "dlopen("): "a fixed name, of the system's own libraries",
+    ("pool_client/job_meter.cpp", "dlopen("): "a fixed name, of the system's own libraries",
     (
         "runtime/compiled_prefix.cpp",
         "AOTIModelContainerRunnerCpu runner",

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernels compile by themselves: with nvcc alone, and without torch's headers. The work of
-their threads is tested on the CPU in tests/cpp/wire/widening_test.cpp."""
+their threads is tested on the CPU in tests/cpp/wire/narrow_test.cpp."""
 
 from __future__ import annotations
 

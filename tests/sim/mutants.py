@@ -64,7 +64,7 @@ void Dispatch::forgive""",
         Mutation("dispatch.cpp", "      blocked.insert(lane);\n", ""),
     ),
     "messages of ended links count": (
-        Mutation("link.h", "number != number_ || stamp", "stamp"),
+        Mutation("worker_session.h", "number != number_ || stamp", "stamp"),
         Mutation(
             "pool_session.cpp",
             "link == peer.link.number() && peer.state",
@@ -72,9 +72,9 @@ void Dispatch::forgive""",
         ),
     ),
     "a gap on a link is not seen": (
-        Mutation("link.h", "    if (stamp != received_ + 1) return Receipt::kGap;\n", ""),
+        Mutation("worker_session.h", "    if (stamp != received_ + 1) return Receipt::kGap;\n", ""),
         Mutation(
-            "link.h",
+            "worker_session.h",
             "    received_ = stamp;",
             "    received_ = stamp > received_ ? stamp : received_;",
         ),
@@ -215,7 +215,7 @@ void WorkerSession::decline""",
     ),
     "a process that hangs in what nobody wants is never ended": (
         Mutation(
-            "maker_watch.h",
+            "maker.h",
             "    return abandoned_ >= (longest_ ? std::max(grace.later, 2 * *longest_) : "
             "grace.first_batch);",
             "    return grace.later < Duration(0);",
@@ -223,7 +223,7 @@ void WorkerSession::decline""",
     ),
     "a worker that hangs in what nobody wants is not shown as stuck": (
         Mutation(
-            "maker_watch.h",
+            "maker.h",
             "return abandoned_ >= std::max(kStuckAfter, longest());",
             "return false;",
         ),
@@ -235,7 +235,7 @@ void WorkerSession::decline""",
     ),
     "a worker that hangs never leaves": (
         Mutation(
-            "maker_watch.h",
+            "maker.h",
             "  return drained_at && now - *drained_at >= grace;",
             "  return drained_at && now - *drained_at < Duration(0) && grace < Duration(0);",
         ),

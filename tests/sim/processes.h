@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "server/maker_watch.h"
+#include "server/maker.h"
 #include "world.h"
 
 namespace penstock::sim {

@@ -7,8 +7,8 @@
 #include <random>
 #include <string>
 
-#include "base/instant.h"
-#include "server/maker_watch.h"
+#include "base/clock.h"
+#include "server/maker.h"
 
 namespace penstock::sim {
 

@@ -27,7 +27,7 @@ HERE = Path(__file__).resolve().parent
 CSRC = HERE.parent.parent / "csrc"
 ROOMS = ("session", "scheduling")  # which are compiled
 HEADER_ROOMS = ("base", "wire")
-HEADERS = ("server/maker_watch.h",)  # of other rooms
+HEADERS = ("server/maker.h",)  # of other rooms
 BUILT = HERE.parent.parent / "build" / "simulator"
 FLAGS = ("-std=c++20", "-O2", "-Wall", "-Wextra", "-Wno-restrict", "-D_GLIBCXX_ASSERTIONS")
 

@@ -4,7 +4,7 @@
 // waits for them: then they run at once, on the thread that waits. So a program that waits where it has to is not
 // slowed down, and one that does not reads too early. One background thread runs what is due.
 //
-// Thread-safe. Work runs under the lock of all queues: it must not call anything here or in memory.h.
+// Thread-safe. Work runs under the lock of all queues: it must not call anything here or in collator.h.
 
 #include <c10/core/Stream.h>
 

@@ -5,7 +5,7 @@
 //   #include <penstock/penstock.h>         find_package(Penstock REQUIRED)
 //                                          target_link_libraries(train penstock::penstock)
 //
-// Every call may throw penstock::Error (error.h), and the exceptions of torch.
+// Every call may throw penstock::Error (dataset.h), and the exceptions of torch.
 
 #include "penstock/any_dataset.h"  // IWYU pragma: export
 #include "penstock/batch.h"        // IWYU pragma: export

@@ -4,7 +4,7 @@
 With `stateless`, the user declares that an operator of another library is pure.
 
 Functional operators are substitutes for writes, and scalar ones for numbers. The decisions, and the
-operators that they apply to, are in csrc/capture/operator_twins.h.
+operators that they apply to, are in csrc/capture/operator_traits.h.
 
 Some calls are recorded whole, as one composite operator, instead of as their parts. Their parts
 depend on whether the tensors are plain ones, and fake tensors are not: one_hot loses its range

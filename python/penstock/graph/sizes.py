@@ -78,7 +78,7 @@ class SizeConditions:
         return {b.symbol: sympy.Integer(size) for b, size in zip(self.bindings, sizes, strict=True)}
 
     def _to_native(self) -> _C.InputConditions:
-        """Return the conditions as csrc/graph/size_conditions.h takes them, for checks of every
+        """Return the conditions as csrc/graph/size_ops.h takes them, for checks of every
         call.
 
         A guard without such a form is checked here, once for each combination of sizes.

@@ -337,7 +337,7 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]
 
 
 def cost_text(fields: dict[str, Any]) -> str:
-    """Format the fields of `penstock costs --json`, which csrc/controller/pool_costs.h describes:
+    """Format the fields of `penstock costs --json`, which csrc/controller/pool_status.h describes:
     one line per job, and the same per 1,000 samples. Missing values are shown as unknown."""
     return "\n".join(_cost_lines(fields))
 

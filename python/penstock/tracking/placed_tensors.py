@@ -2,7 +2,7 @@
 """Provide tensors of a batch on the device on which the program reads them.
 
 A program that copies a tensor of each batch to a device receives, from then on, a copy that was
-started when the batch arrived (csrc/loader/ahead_stage.h). Tensors that the program copied recently
+started when the batch arrived (csrc/loader/copy_stage.h). Tensors that the program copied recently
 are copied ahead.
 """
 

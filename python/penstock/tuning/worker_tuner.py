@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``num_workers="auto"``: the first number of workers of a loader, and the choices of others while
-it runs (csrc/scheduling/worker_tuner.h). This module reads the clocks, the counters and the CPU
+it runs (csrc/scheduling/worker_choice.h). This module reads the clocks, the counters and the CPU
 times of the workers."""
 
 from __future__ import annotations

@@ -3,10 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
+#include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -130,6 +134,99 @@ TEST(AlignUp, IsTheLeastMultipleThatIsNotLess) {
       ASSERT_EQ(align_up(value, alignment), expected) << value << " to " << alignment;
     }
   }
+}
+
+std::span<const std::byte> bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
+
+// RFC 4648, section 10.
+TEST(Base64, WritesAndReadsTheExamplesOfItsStandard) {
+  const std::vector<std::pair<std::string, std::string>> examples = {{"", ""},
+                                                                     {"f", "Zg=="},
+                                                                     {"fo", "Zm8="},
+                                                                     {"foo", "Zm9v"},
+                                                                     {"foob", "Zm9vYg=="},
+                                                                     {"fooba", "Zm9vYmE="},
+                                                                     {"foobar", "Zm9vYmFy"}};
+  for (const auto& [plain, text] : examples) {
+    EXPECT_EQ(to_base64(bytes_of(plain)), text);
+    const auto bytes = from_base64(text);
+    ASSERT_TRUE(bytes.has_value()) << text;
+    EXPECT_EQ(std::string(reinterpret_cast<const char*>(bytes->data()), bytes->size()), plain);
+  }
+}
+
+TEST(Base64, EveryByteComesBack) {
+  std::vector<std::byte> bytes;
+  for (int value = 0; value < 256; ++value) bytes.push_back(static_cast<std::byte>(value));
+  EXPECT_EQ(from_base64(to_base64(bytes)), bytes);
+}
+
+TEST(Base64, WhatIsNoneGivesNothing) {
+  for (const char* text : {"Z", "Zg", "Zg=", "Z===", "====", "Zm9?", "Zm=v", "Zg==Zg=="})
+    EXPECT_FALSE(from_base64(text)) << text;
+}
+
+ContentDigest::Value digest_of(const std::vector<std::byte>& bytes) {
+  ContentDigest digest;
+  digest.add(bytes);
+  return digest.value();
+}
+
+TEST(ContentDigest, EqualContentHasEqualDigests) {
+  const std::vector<std::byte> bytes(1000, std::byte{7});
+  EXPECT_EQ(digest_of(bytes), digest_of(bytes));
+}
+
+TEST(ContentDigest, AnyBitThatDiffersIsSeen) {
+  for (const size_t size : {1, 7, 8, 9, 31, 32, 33, 40, 100}) {
+    std::vector<std::byte> bytes(size);
+    std::set<ContentDigest::Value> seen = {digest_of(bytes)};
+    for (size_t bit = 0; bit < 8 * size; ++bit) {
+      bytes[bit / 8] ^= std::byte{1} << (bit % 8);
+      EXPECT_TRUE(seen.insert(digest_of(bytes)).second) << "bit " << bit << " of " << size << " bytes";
+      bytes[bit / 8] ^= std::byte{1} << (bit % 8);
+    }
+  }
+}
+
+TEST(ContentDigest, SizesOfZerosAreToldApart) {
+  std::set<ContentDigest::Value> seen;
+  for (size_t size = 0; size < 200; ++size)
+    EXPECT_TRUE(seen.insert(digest_of(std::vector<std::byte>(size))).second) << size;
+}
+
+TEST(ContentDigest, BytesDoNotRunTogetherWithTheirNeighbours) {
+  const std::vector<std::byte> bytes(48, std::byte{1});
+  std::set<ContentDigest::Value> seen;
+  for (size_t first = 0; first <= bytes.size(); ++first) {
+    ContentDigest digest;
+    digest.add(std::span(bytes).first(first));
+    digest.add(std::span(bytes).subspan(first));
+    EXPECT_TRUE(seen.insert(digest.value()).second) << first;
+  }
+}
+
+TEST(ContentDigest, WordsThatChangePlacesAreSeen) {
+  std::set<ContentDigest::Value> seen;
+  for (uint64_t first = 0; first < 12; ++first) {
+    ContentDigest digest;
+    for (uint64_t place = 0; place < 12; ++place) digest.add(place == first ? 1 : 0);
+    EXPECT_TRUE(seen.insert(digest.value()).second) << first;
+  }
+}
+
+using Secret = WipedArray<32>;
+
+TEST(WipedArray, LeavesNoByteWhereItWas) {
+  alignas(Secret) std::array<std::byte, sizeof(Secret)> memory{};
+  auto* const secret = std::construct_at(reinterpret_cast<Secret*>(memory.data()));
+  secret->fill(std::byte{7});
+  const Secret copy = *secret;
+  std::destroy_at(secret);
+  std::array<std::byte, sizeof(Secret)> left{};
+  std::memcpy(left.data(), memory.data(), left.size());
+  EXPECT_EQ(std::count(left.begin(), left.end(), std::byte{0}), 32);
+  EXPECT_EQ(std::count(copy.begin(), copy.end(), std::byte{7}), 32);
 }
 
 }  // namespace

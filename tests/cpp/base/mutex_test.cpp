@@ -3,7 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
+#include <memory>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -89,6 +92,140 @@ TEST(Condition, NotifyAllWakesEveryWaiter) {
   }
   MutexLock lock(turns.mutex);
   EXPECT_EQ(turns.turn, 4);
+}
+
+steady_clock::time_point past() { return steady_clock::now() - std::chrono::seconds(1); }
+// Far enough that a test which relies on it being reached would be seen to hang.
+steady_clock::time_point far() { return steady_clock::now() + std::chrono::hours(1); }
+
+TEST(BoundedQueue, HandsOutInOrder) {
+  BoundedQueue<int> queue(3);
+  for (int item : {1, 2, 3}) ASSERT_TRUE(queue.push(item));
+  EXPECT_EQ(queue.size(), 3u);
+  for (int item : {1, 2, 3}) EXPECT_EQ(queue.try_pop(), item);
+  EXPECT_EQ(queue.try_pop(), std::nullopt);
+}
+
+TEST(BoundedQueue, RefusesAboveItsCapacityAndLeavesTheItem) {
+  BoundedQueue<std::unique_ptr<int>> queue(1);
+  ASSERT_TRUE(queue.push(std::make_unique<int>(1)));
+  auto second = std::make_unique<int>(2);
+  EXPECT_FALSE(queue.try_push(second));
+  ASSERT_NE(second, nullptr);
+  queue.try_pop();
+  EXPECT_TRUE(queue.try_push(second));
+  EXPECT_EQ(second, nullptr);
+}
+
+TEST(BoundedQueue, PopUntilAPastDeadlineOnAnEmptyQueueReturnsNothing) {
+  BoundedQueue<int> queue(1);
+  EXPECT_EQ(queue.pop_until(past()), std::nullopt);
+}
+
+TEST(BoundedQueue, PopUntilAPastDeadlineHandsOutWhatIsThere) {
+  BoundedQueue<int> queue(1);
+  ASSERT_TRUE(queue.push(5));
+  EXPECT_EQ(queue.pop_until(past()), 5);
+}
+
+TEST(BoundedQueue, WaitUntilTellsWhetherThereIsAnItemAndLeavesIt) {
+  BoundedQueue<int> queue(1);
+  EXPECT_FALSE(queue.wait_until(past()));
+  ASSERT_TRUE(queue.push(5));
+  EXPECT_TRUE(queue.wait_until(far()));
+  EXPECT_EQ(queue.size(), 1u);
+}
+
+TEST(BoundedQueue, ClosingHandsOutWhatIsLeftAndThenNothing) {
+  BoundedQueue<int> queue(2);
+  ASSERT_TRUE(queue.push(1));
+  ASSERT_FALSE(queue.is_closed());
+  queue.close();
+  EXPECT_TRUE(queue.is_closed());
+  EXPECT_FALSE(queue.push(2));
+  int third = 3;
+  EXPECT_FALSE(queue.try_push(third));
+  EXPECT_TRUE(queue.wait_until(far()));
+  EXPECT_EQ(queue.pop_until(far()), 1);
+  EXPECT_EQ(queue.pop_until(far()), std::nullopt);
+  EXPECT_FALSE(queue.wait_until(far()));
+}
+
+TEST(BoundedQueue, ClosingReleasesAWaitingConsumer) {
+  BoundedQueue<int> queue(1);
+  std::optional<int> popped = 1;
+  bool waited = true;
+  {
+    std::jthread popper([&] { popped = queue.pop_until(far()); });
+    std::jthread waiter([&] { waited = queue.wait_until(far()); });
+    queue.close();
+  }
+  EXPECT_EQ(popped, std::nullopt);
+  EXPECT_FALSE(waited);
+}
+
+TEST(BoundedQueue, ClosingReleasesAWaitingProducerAndDropsItsItem) {
+  BoundedQueue<int> queue(1);
+  ASSERT_TRUE(queue.push(1));
+  bool pushed = true;
+  {
+    std::jthread producer([&] { pushed = queue.push(2); });
+    queue.close();
+  }
+  EXPECT_FALSE(pushed);
+  EXPECT_EQ(queue.try_pop(), 1);
+  EXPECT_EQ(queue.try_pop(), std::nullopt);
+}
+
+TEST(BoundedQueue, PoppingLetsAWaitingProducerIn) {
+  BoundedQueue<int> queue(1);
+  ASSERT_TRUE(queue.push(1));
+  std::jthread producer([&] { EXPECT_TRUE(queue.push(2)); });
+  EXPECT_EQ(queue.pop_until(far()), 1);
+  EXPECT_EQ(queue.pop_until(far()), 2);
+}
+
+// Every item arrives once, each producer's items in its order, and never more than the capacity are held.
+TEST(BoundedQueue, ManyProducersAndConsumersLoseNothing) {
+  constexpr int kProducerCount = 3;
+  constexpr int kConsumerCount = 2;
+  constexpr int kItemCount = 2000;
+  constexpr size_t kCapacity = 4;
+  struct Item {
+    int producer_index;
+    int sequence;
+  };
+  BoundedQueue<Item> queue(kCapacity);
+  std::atomic<int> arrived_count{0};
+  std::atomic<int64_t> arrived_sum{0};
+  {
+    std::vector<std::jthread> consumers;
+    for (int i = 0; i < kConsumerCount; ++i) {
+      consumers.emplace_back([&] {
+        std::vector<int> last(kProducerCount, -1);
+        while (const auto item = queue.pop_until(far())) {
+          EXPECT_GT(item->sequence, last[static_cast<size_t>(item->producer_index)]);
+          last[static_cast<size_t>(item->producer_index)] = item->sequence;
+          EXPECT_LE(queue.size(), kCapacity);
+          ++arrived_count;
+          arrived_sum += item->sequence;
+        }
+      });
+    }
+    {
+      std::vector<std::jthread> producers;
+      for (int producer_index = 0; producer_index < kProducerCount; ++producer_index) {
+        producers.emplace_back([&queue, producer_index] {
+          for (int sequence = 0; sequence < kItemCount; ++sequence) {
+            ASSERT_TRUE(queue.push({producer_index, sequence}));
+          }
+        });
+      }
+    }
+    queue.close();
+  }
+  EXPECT_EQ(arrived_count, kProducerCount * kItemCount);
+  EXPECT_EQ(arrived_sum, int64_t{kProducerCount} * kItemCount * (kItemCount - 1) / 2);
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The choice by the slowest stage against every choice that there is, on small random graphs.
 
-#include "graph/bottleneck.h"
+#include "graph/plan.h"
 
 #include <gtest/gtest.h>
 
@@ -12,7 +12,6 @@
 #include "../graph/random_problem.h"
 #include "capture/capture.h"
 #include "graph/ir_text.h"
-#include "graph/plan.h"
 
 namespace penstock::capture {
 namespace {

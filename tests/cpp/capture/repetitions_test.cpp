@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "graph/repetitions.h"
+#include "graph/call_flow.h"
 
 #include <gtest/gtest.h>
 

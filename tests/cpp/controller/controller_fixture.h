@@ -18,7 +18,7 @@
 #include "../net/pool_sockets.h"
 #include "base/file_descriptor.h"
 #include "controller/controller.h"
-#include "net/control_limits.h"
+#include "net/tcp_socket.h"
 #include "wire/control_record.h"
 
 namespace penstock::controller {

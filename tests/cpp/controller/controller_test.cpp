@@ -11,10 +11,10 @@
 #include <variant>
 #include <vector>
 
-#include "base/identity.h"
+#include "base/process.h"
 #include "controller/pool_status.h"
 #include "controller_fixture.h"
-#include "net/control_limits.h"
+#include "net/tcp_socket.h"
 #include "session/worker_session.h"
 #include "wire/control_record.h"
 

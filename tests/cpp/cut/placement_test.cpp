@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "capture/capture.h"
-#include "capture/devices.h"
+#include "capture/schema.h"
 #include "device_main.h"
 #include "graph/ir_text.h"
 

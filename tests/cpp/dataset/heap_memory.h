@@ -3,7 +3,7 @@
 
 #include <ATen/ops/empty.h>
 
-#include "dataset/memory.h"
+#include "dataset/collator.h"
 
 namespace penstock::dataset {
 

@@ -7,8 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "dataset/packed_value.h"
-
 namespace penstock::dataset {
 namespace {
 

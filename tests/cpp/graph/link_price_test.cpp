@@ -9,7 +9,6 @@
 #include "graph/effects.h"
 #include "graph/ir_text.h"
 #include "graph/load_meter.h"
-#include "graph/priced_plans.h"
 #include "graph/repricer.h"
 
 namespace penstock::graph {

@@ -23,8 +23,8 @@
 
 #include "../wire/narrow_samples.h"
 #include "../wire/record_samples.h"
+#include "loader/batch_stage.h"
 #include "loader/copy_stage.h"
-#include "loader/pin_stage.h"
 #include "shm/arena.h"
 #include "stream_fixture.h"
 #endif

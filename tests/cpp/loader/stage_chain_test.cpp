@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "../base/seeded_test.h"
-#include "base/board.h"
+#include "base/mutex.h"
 #include "fake_device.h"
 #include "loader/copy_stage.h"
 #include "slab_batches.h"

@@ -21,7 +21,7 @@
 #include "stream_batches.h"
 #include "wire/nest.h"
 #include "worker/local_server.h"
-#include "worker/malloc_tuning.h"
+#include "worker/process_memory.h"
 
 namespace penstock::test {
 namespace {

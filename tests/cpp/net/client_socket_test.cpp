@@ -17,8 +17,8 @@
 
 #include "../base/child_process.h"
 #include "../base/temp_folder.h"
-#include "base/live_clock.h"
-#include "base/process_bound.h"
+#include "base/clock.h"
+#include "base/process.h"
 #include "net/key_folder.h"
 #include "net/key_making.h"
 #include "pool_sockets.h"

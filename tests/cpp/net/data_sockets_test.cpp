@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "hand_data_server.h"
-#include "net/data_client.h"
-#include "net/data_server.h"
+#include "net/client_socket.h"
+#include "net/server_socket.h"
 #include "pool_sockets.h"
 
 namespace penstock::net {

@@ -15,7 +15,7 @@
 #include "net/authenticator.h"
 #include "net/seal.h"
 #include "net/tcp_socket.h"
-#include "wire/piece_record.h"
+#include "wire/pool_record.h"
 
 namespace penstock::net {
 

@@ -22,9 +22,9 @@
 #include <vector>
 
 #include "../base/child_process.h"
-#include "base/descriptor_limit.h"
+#include "base/process.h"
 #include "curve_by_hand.h"
-#include "net/data_server.h"
+#include "net/server_socket.h"
 #include "pool_sockets.h"
 #include "tcp_connection.h"
 
@@ -32,6 +32,235 @@ namespace penstock::net {
 namespace {
 
 using std::chrono::milliseconds;
+
+constexpr ConnectionBudget::Address kAnn{1};
+constexpr ConnectionBudget::Address kBen{2};
+constexpr ConnectionBudget::Address kCho{3};
+constexpr Instant kStart{};
+
+class ConnectionBudgetTest : public testing::Test {
+ protected:
+  // Connections of an address, a millisecond after one another, numbered from `first`.
+  void add(const ConnectionBudget::Address& address, int first, int count) {
+    for (int id = first; id < first + count; ++id) budget_.add(id, address, now_ += milliseconds(1));
+  }
+  // Who is closed until there is room for all others.
+  std::vector<int> closed() {
+    std::vector<int> ids;
+    while (const auto id = budget_.surplus()) {
+      ids.push_back(*id);
+      budget_.remove(*id);
+    }
+    return ids;
+  }
+
+  Instant now_ = kStart;
+  ConnectionBudget budget_{{.stage_count_max = 8, .address_count_max = 4}};
+};
+
+TEST_F(ConnectionBudgetTest, ThereIsRoomForAllUpToTheLimits) {
+  add(kAnn, 0, 4);
+  add(kBen, 10, 4);
+  EXPECT_EQ(budget_.surplus(), std::nullopt);
+}
+
+TEST_F(ConnectionBudgetTest, OldestOfAnAddressWithTooManyGoes) {
+  add(kBen, 10, 1);
+  add(kAnn, 0, 6);
+  EXPECT_EQ(closed(), (std::vector{0, 1}));
+}
+
+TEST_F(ConnectionBudgetTest, FullestAddressGivesWayWhenAllIsFull) {
+  add(kBen, 10, 3);
+  add(kAnn, 0, 4);
+  add(kCho, 20, 2);
+  EXPECT_EQ(closed(), (std::vector{0}));
+  add(kCho, 22, 1);  // now each has three, and Ben's first came first of all
+  EXPECT_EQ(closed(), (std::vector{10}));
+}
+
+TEST_F(ConnectionBudgetTest, StrangersOfManyAddressesLeaveRoomForEachNewOne) {
+  for (uint8_t number = 1; number <= 100; ++number) {
+    budget_.add(number, {0, number}, now_ += milliseconds(1));
+    const auto gone = closed();
+    EXPECT_EQ(gone, number <= 8 ? std::vector<int>() : std::vector<int>{number - 8});
+  }
+}
+
+TEST_F(ConnectionBudgetTest, StageHasRoomOfItsOwn) {
+  add(kAnn, 0, 4);
+  budget_.advance(0, HandshakeStage::kGreeting);
+  budget_.advance(1, HandshakeStage::kKnowing);
+  add(kAnn, 10, 40);
+  const auto gone = closed();
+  EXPECT_EQ(gone.size(), 38u);
+  EXPECT_EQ(gone.front(), 2);
+  EXPECT_EQ(budget_.stage_of(0), HandshakeStage::kGreeting);
+  EXPECT_EQ(budget_.stage_of(1), HandshakeStage::kKnowing);
+  EXPECT_EQ(budget_.stage_of(49), HandshakeStage::kSilent);
+}
+
+TEST_F(ConnectionBudgetTest, OneThatHasGoneOnIsLastInItsNewStage) {
+  add(kAnn, 0, 5);
+  for (const int id : {1, 2, 3, 4, 0}) budget_.advance(id, HandshakeStage::kGreeting);
+  EXPECT_EQ(closed(), (std::vector{1}));
+}
+
+TEST_F(ConnectionBudgetTest, SilentOnesGoFirstWhereAnyMustGo) {
+  EXPECT_EQ(budget_.first(), std::nullopt);
+  add(kAnn, 0, 2);
+  budget_.advance(0, HandshakeStage::kGreeting);
+  EXPECT_EQ(budget_.first(), 1);
+  budget_.remove(1);
+  EXPECT_EQ(budget_.first(), 0);
+  budget_.remove(0);
+  EXPECT_TRUE(budget_.is_empty());
+  EXPECT_FALSE(budget_.has(0));
+}
+
+TEST_F(ConnectionBudgetTest, EachStageHasATime) {
+  for (const int id : {0, 1, 2}) budget_.add(id, kAnn, kStart);
+  budget_.advance(1, HandshakeStage::kGreeting);
+  budget_.advance(2, HandshakeStage::kKnowing);
+  EXPECT_EQ(budget_.overdue(kStart + kStageTimes[0] - milliseconds(1)), std::vector<int>());
+  EXPECT_EQ(budget_.overdue(kStart + kStageTimes[0]), (std::vector{0}));
+  EXPECT_EQ(budget_.overdue(kStart + kStageTimes[1]), (std::vector{0, 1}));
+  EXPECT_EQ(budget_.overdue(kStart + kStageTimes[2]), (std::vector{0, 1, 2}));
+}
+
+TEST_F(ConnectionBudgetTest, TimeIsHalvedWhileMostOfTheRoomIsTaken) {
+  const Instant half = kStart + kStageTimes[0] / 2;
+  for (const int id : {0, 1, 2, 3}) budget_.add(id, kAnn, kStart);
+  for (const int id : {10, 11}) budget_.add(id, kBen, half);
+  EXPECT_EQ(budget_.overdue(half), std::vector<int>());
+  budget_.add(12, kBen, half);
+  EXPECT_EQ(budget_.overdue(half), (std::vector{0, 1, 2, 3}));
+}
+
+TEST(ConnectionBudgetLimits, FollowFromTheDescriptorsOfTheProcess) {
+  const auto limits = [](uint64_t descriptors, size_t sharer_count = 1) {
+    const auto found = ConnectionBudget::limits_under(descriptors, sharer_count);
+    return std::vector{found.stage_count_max, found.address_count_max};
+  };
+  EXPECT_EQ(limits(16), (std::vector<size_t>{4, 2}));
+  EXPECT_EQ(limits(256), (std::vector<size_t>{16, 8}));
+  EXPECT_EQ(limits(1024), (std::vector<size_t>{64, 32}));
+  EXPECT_EQ(limits(4096), (std::vector<size_t>{128, 64}));
+  EXPECT_EQ(limits(~uint64_t{0}), (std::vector<size_t>{128, 64}));
+  EXPECT_EQ(limits(4096, 8), (std::vector<size_t>{32, 16})) << "each of eight workers has an eighth";
+  EXPECT_EQ(limits(4096, 1024), (std::vector<size_t>{4, 2}));
+}
+
+constexpr HolderBudget::Address kHere{1};
+constexpr HolderBudget::Address kThere{2};
+
+class HolderBudgetTest : public testing::Test {
+ protected:
+  // Connections that are let in, numbered from `first`. Returns who is closed for them.
+  std::vector<int> let_in(int first, int count, const HolderBudget::Address& address = kHere) {
+    std::vector<int> closed;
+    for (int id = first; id < first + count; ++id) {
+      budget_.add(id, address);
+      close_surplus(id, closed);
+    }
+    return closed;
+  }
+  // The same of ones that send a message as soon as they are let in.
+  std::vector<int> speak(const std::string& key, int first, int count) {
+    std::vector<int> closed;
+    for (int id = first; id < first + count; ++id) {
+      budget_.add(id, kHere);
+      close_surplus(id, closed);
+      budget_.speak(id, key);
+      close_surplus(id, closed);
+    }
+    return closed;
+  }
+  void close_surplus(int id, std::vector<int>& closed) {
+    while (const auto surplus = budget_.surplus(id)) {
+      closed.push_back(*surplus);
+      budget_.remove(*surplus);
+    }
+  }
+
+  HolderBudget budget_{{.known_count_max = 12, .key_count_max = 6, .quiet_count_max = 4, .quiet_address_count_max = 3}};
+};
+
+TEST_F(HolderBudgetTest, ThereIsRoomForAllUpToTheLimits) {
+  EXPECT_EQ(speak("ann", 0, 6), std::vector<int>());
+  EXPECT_EQ(speak("ben", 10, 6), std::vector<int>());
+  EXPECT_EQ(let_in(20, 3), std::vector<int>());
+  EXPECT_EQ(let_in(30, 1, kThere), std::vector<int>());
+  EXPECT_EQ(budget_.count(), 16u);
+}
+
+TEST_F(HolderBudgetTest, KeyWithTooManyLosesItsOldest) {
+  speak("ben", 0, 1);
+  EXPECT_EQ(speak("mallory", 10, 8), (std::vector{10, 11}));
+  EXPECT_TRUE(budget_.has(0));
+}
+
+TEST_F(HolderBudgetTest, KeyWithMostGivesWayWhenAllIsFull) {
+  speak("ann", 0, 4);
+  speak("mallory", 10, 6);
+  EXPECT_EQ(speak("ben", 20, 4), (std::vector{10, 11}));
+  EXPECT_EQ(speak("cho", 30, 1), (std::vector{0})) << "each has four, and this one came first of all";
+}
+
+TEST_F(HolderBudgetTest, ThatHasSentNothingCountsForItsAddress) {
+  speak("ann", 0, 1);
+  EXPECT_EQ(let_in(10, 5), (std::vector{10, 11}));
+  EXPECT_EQ(let_in(20, 2, kThere), (std::vector{12})) << "the fullest address gives way";
+  EXPECT_TRUE(budget_.has(0));
+}
+
+TEST_F(HolderBudgetTest, ThoseThatSendNothingFromManyAddressesCloseNoneThatHas) {
+  EXPECT_EQ(speak("ann", 0, 6), std::vector<int>());
+  EXPECT_EQ(speak("ben", 10, 6), std::vector<int>());
+  for (uint8_t number = 1; number <= 100; ++number)
+    EXPECT_EQ(let_in(100 + number, 1, {0, number}),
+              number <= 4 ? std::vector<int>() : std::vector<int>{100 + number - 4});
+}
+
+TEST_F(HolderBudgetTest, ConnectionKeepsItsAgeWhenItSpeaks) {
+  let_in(0, 1);
+  speak("ann", 10, 5);
+  budget_.speak(0, "ann");
+  EXPECT_EQ(speak("ann", 20, 1), (std::vector{0}));
+}
+
+TEST_F(HolderBudgetTest, ThatSpeaksAgainIsOfTheKeyThatItSpokeWithLast) {
+  speak("ann", 0, 5);
+  speak("ben", 10, 1);
+  budget_.speak(10, "ann");
+  EXPECT_EQ(speak("ann", 20, 1), (std::vector{0}));
+}
+
+TEST_F(HolderBudgetTest, KeyWithOneConnectionIsNeverClosedHoweverManyAnotherHas) {
+  speak("ann", 0, 1);
+  for (int first = 10; first < 5010; first += 10) {
+    speak("mallory", first, 5);
+    let_in(first + 5, 5);
+  }
+  EXPECT_TRUE(budget_.has(0));
+  EXPECT_LE(budget_.count(), 16u);
+}
+
+TEST(HolderRoom, FollowsFromTheDescriptorsThatAProcessMayHave) {
+  const HolderRoom room{.count_max = 1000, .descriptors_for_each = 8};
+  const auto count_under = [&room](uint64_t descriptor_limit) {
+    const auto limits = HolderBudget::limits_under(descriptor_limit, room);
+    return limits.known_count_max + limits.quiet_count_max;
+  };
+  EXPECT_EQ(count_under(1024), 128u);
+  EXPECT_EQ(count_under(20), kHoldersLeast);
+  const auto limits = HolderBudget::limits_under(uint64_t{1} << 20, room);
+  EXPECT_EQ(limits.known_count_max, 750u);
+  EXPECT_EQ(limits.key_count_max, 375u);
+  EXPECT_EQ(limits.quiet_count_max, 250u);
+  EXPECT_EQ(limits.quiet_address_count_max, 125u);
+}
+
 using std::chrono::seconds;
 using test::Bytes;
 using test::bytes_of;

@@ -15,8 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/live_clock.h"
-#include "net/data_server.h"
+#include "base/clock.h"
 #include "net/server_socket.h"
 #include "session/worker_session.h"
 #include "shm/arena.h"

@@ -20,7 +20,7 @@
 #include "../net/pool_sockets.h"
 #include "hand_worker.h"
 #include "loader/stream.h"
-#include "net/control_limits.h"
+#include "net/tcp_socket.h"
 #include "pool_client/pool_client.h"
 #include "wire/control_record.h"
 

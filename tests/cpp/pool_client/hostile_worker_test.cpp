@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "../wire/wrong_field.h"
-#include "base/identity.h"
+#include "base/process.h"
 #include "hostile_pool.h"
 
 namespace penstock::pool_client {

@@ -9,7 +9,7 @@
 #include <random>
 
 #include "capture/capture.h"
-#include "capture/types.h"
+#include "capture/schema.h"
 #include "expect_same.h"
 #include "graph/effects.h"
 #include "graph/extract.h"
@@ -18,7 +18,6 @@
 #include "runtime/calibrate.h"
 #include "runtime/executor.h"
 #include "runtime/kernel_families.h"
-#include "runtime/prefix_rest.h"
 
 namespace penstock::runtime {
 namespace {

@@ -18,8 +18,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/live_clock.h"
-#include "base/waker.h"
+#include "base/clock.h"
+#include "base/file_descriptor.h"
 #include "warm_jobs.h"
 
 namespace penstock::server {

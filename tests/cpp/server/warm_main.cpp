@@ -28,7 +28,7 @@
 #include <vector>
 
 #include "base/child_process.h"
-#include "server/cpu_time.h"
+#include "server/maker.h"
 #include "shm/arena.h"
 #include "shm/channel.h"
 #include "warm_jobs.h"

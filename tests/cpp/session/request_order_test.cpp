@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "../base/seeded_test.h"
-#include "base/assert.h"
+#include "base/result.h"
 
 namespace penstock::session {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "../base/child_process.h"
 #include "arena_fixture.h"
-#include "base/bounded_queue.h"
+#include "base/mutex.h"
 
 namespace penstock::shm {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "shm/channel.h"
-#include "base/identity.h"
+#include "base/process.h"
 
 #include <dirent.h>
 #include <fcntl.h>

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <memory>
 
-#include "simulator/trainer_meter.h"
+#include "simulator/simulation.h"
 
 namespace penstock::simulator {
 namespace {

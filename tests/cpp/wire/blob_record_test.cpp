@@ -4,8 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
+#include <random>
+#include <vector>
 
+#include "record_samples.h"
 #include "wire/pool_record.h"
 #include "with.h"
 
@@ -141,6 +145,118 @@ TEST(BlobRecord, IdsAreReadWhereTheyLie) {
   EXPECT_TRUE(std::ranges::equal(read, ids));
   EXPECT_EQ(static_cast<const void*>(read.data()), ids.data());
   EXPECT_TRUE(blob_ids({}).empty());
+}
+
+std::string key(char letter) { return std::string(32, letter); }
+
+const Shipment kSample{
+    .boundary_keys = {{key('a'), key('b')}, {key('c')}}, .withheld = {0, 3, 70'000 % 65'536}, .whole_every = 1000};
+
+TEST(ShipmentTest, IsReadAsItWasWritten) {
+  for (const Shipment& shipment : {kSample, Shipment{}, Shipment{.boundary_keys = {{key('x')}}, .withheld = {}}}) {
+    const auto bytes = write_shipment(shipment);
+    EXPECT_TRUE(is_shipment(bytes));
+    const auto parsed = parse_shipment(bytes);
+    ASSERT_TRUE(parsed) << parsed.error().message;
+    EXPECT_EQ(parsed.value(), shipment);
+  }
+}
+
+TEST(ShipmentTest, EveryTruncationIsRefused) {
+  const auto bytes = write_shipment(kSample);
+  for (size_t size = 0; size < bytes.size(); ++size) EXPECT_FALSE(parse_shipment(std::span(bytes).first(size))) << size;
+  auto longer = bytes;
+  longer.push_back(std::byte{0});
+  EXPECT_FALSE(parse_shipment(longer));
+}
+
+TEST(ShipmentTest, DamageIsRefusedOrReadAsAnotherOne) {
+  std::mt19937 random(7);
+  const auto sample = write_shipment(kSample);
+  for (int round = 0; round < 20'000; ++round) {
+    auto bytes = sample;
+    for (unsigned change = 0; change <= random() % 3; ++change)
+      bytes[random() % bytes.size()] = static_cast<std::byte>(random());
+    const auto parsed = parse_shipment(bytes);
+    if (parsed) {
+      EXPECT_EQ(write_shipment(parsed.value()), bytes);
+    }
+  }
+}
+
+TEST(ShipmentTest, IsToldFromAPrefix) {
+  EXPECT_FALSE(is_shipment({}));
+  const std::vector<std::byte> prefix(64, std::byte{1});
+  EXPECT_FALSE(is_shipment(prefix));
+}
+
+// A body with all that there is, whose constants are bytes counted up from 0.
+class PrefixBodies : public testing::Test {
+ protected:
+  PrefixBodies() : numbers_(64) {
+    for (size_t index = 0; index < numbers_.size(); ++index) numbers_[index] = static_cast<std::byte>(index);
+    body_ = {.text = "penstock-ir 1\n",
+             .seed = 0xfedcba9876543210,
+             .library = "library",
+             .library_leaves = {{.leaf_index = 2, .dtype = kDTypeUInt8, .sizes = {3, 4}, .strides = {4, 1}}},
+             .constants = {constant(make_entry(kDTypeFloat32, {5})), constant(make_entry(kDTypeUInt8, {0, 3})),
+                           constant(make_entry(kDTypeUInt8, {64}))},
+             .numerics = {3, 4, 5},
+             .settings = {.flushes_denormals = true, .matmul_precision = 3}};
+  }
+
+  PrefixConstant constant(const TensorEntry& entry) const {
+    return {.entry = entry, .bytes = std::span(numbers_).first(entry.bytes)};
+  }
+
+  std::vector<std::byte> numbers_;
+  PrefixBody body_;
+};
+
+TEST_F(PrefixBodies, WhatIsWrittenIsReadTheSame) {
+  const auto bytes = write_prefix_body(body_);
+  const auto read = parse_prefix_body(bytes);
+  ASSERT_TRUE(read) << read.error().message;
+  EXPECT_EQ(read.value().text, body_.text);
+  EXPECT_EQ(read.value().seed, body_.seed);
+  EXPECT_EQ(read.value().library, body_.library);
+  EXPECT_EQ(read.value().library_leaves, body_.library_leaves);
+  EXPECT_EQ(read.value().numerics, body_.numerics);
+  EXPECT_EQ(read.value().settings, body_.settings);
+  ASSERT_EQ(read.value().constants.size(), body_.constants.size());
+  for (size_t index = 0; index < body_.constants.size(); ++index) {
+    EXPECT_EQ(read.value().constants[index].entry.shape, body_.constants[index].entry.shape);
+    EXPECT_TRUE(std::ranges::equal(read.value().constants[index].bytes, body_.constants[index].bytes));
+  }
+}
+
+TEST_F(PrefixBodies, EveryTruncationAndEveryByteMoreIsAnError) {
+  auto bytes = write_prefix_body(body_);
+  for (size_t length = 0; length < bytes.size(); ++length) {
+    EXPECT_FALSE(parse_prefix_body(std::span(bytes).first(length))) << length << " of " << bytes.size();
+  }
+  bytes.push_back(std::byte{0});
+  EXPECT_EQ(parse_prefix_body(bytes).error().code, Errc::kMalformed);
+}
+
+TEST_F(PrefixBodies, ALeafThatNoBatchCanHoldIsMalformed) {
+  for (const DTypeCode dtype : {DTypeCode{12}, DTypeCode{255}}) {  // a quantised type, and none at all
+    body_.library_leaves[0].dtype = dtype;
+    EXPECT_EQ(parse_prefix_body(write_prefix_body(body_)).error().code, Errc::kMalformed);
+  }
+  body_.library_leaves[0].dtype = kDTypeUInt8;
+  body_.library_leaves[0].leaf_index = kTensorCountMax;
+  EXPECT_EQ(parse_prefix_body(write_prefix_body(body_)).error().code, Errc::kMalformed);
+}
+
+TEST_F(PrefixBodies, ANestThatIsNoPrefixIsMalformed) {
+  const auto record = make_record({}, nest_of_tensors(0));
+  ByteWriter writer;
+  writer.write(uint64_t{record.size()});
+  writer.write_bytes(record);
+  auto bytes = writer.take();
+  bytes.resize(align_up(bytes.size(), kPayloadAlignment));
+  EXPECT_EQ(parse_prefix_body(bytes).error().code, Errc::kMalformed);
 }
 
 }  // namespace

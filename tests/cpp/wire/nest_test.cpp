@@ -3,17 +3,51 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <string>
 #include <vector>
 
 #include "../base/seeded_test.h"
+#include "record_samples.h"
 #include "wire/frame.h"
 
 namespace penstock::wire {
 namespace {
+
+TEST(ArrayDtype, TheBytesOfAnElementFollowFromItsText) {
+  EXPECT_EQ(array_item_bytes("|b1"), 1u);
+  EXPECT_EQ(array_item_bytes(">i4"), 4u);
+  EXPECT_EQ(array_item_bytes("<f16"), 16u);
+  EXPECT_EQ(array_item_bytes("<c32"), 32u);
+  EXPECT_EQ(array_item_bytes("<U5"), 20u);
+  EXPECT_EQ(array_item_bytes("|S300"), 300u);
+  EXPECT_EQ(array_item_bytes("|V7"), 7u);
+  EXPECT_EQ(array_item_bytes("|S0"), 0u);
+  EXPECT_EQ(array_item_bytes("<M8[ns]"), 8u);
+  EXPECT_EQ(array_item_bytes(">m8[25s]"), 8u);
+  EXPECT_EQ(array_item_bytes("<M8"), 8u);
+}
+
+TEST(ArrayDtype, WhatIsNoPlainDtypeHasNone) {
+  for (const char* text :
+       {"",         "<",           "<f",   "f4",      "float32",         "|O",     "|O8",  "<i3",  "<b2",
+        "<i-4",     "<i+4",        "< i4", "<i4 ",    "<i4,<i4",         "(2)<i4", "<M8[", "<M8]", "<M8[]",
+        "<M8[n s]", "<M8[ns],|O8", "<M9",  "<i4[ns]", "{'names':['a']}", "|T16",   "=i4"}) {
+    EXPECT_FALSE(array_item_bytes(text)) << text;
+  }
+}
+
+TEST(ArrayDtype, NumbersOfBytesThatNumpyCannotHaveAreRefused) {
+  EXPECT_TRUE(array_item_bytes("|S2147483647"));
+  EXPECT_FALSE(array_item_bytes("|S2147483648"));
+  EXPECT_FALSE(array_item_bytes("<U536870912"));
+  EXPECT_FALSE(array_item_bytes("|S99999999999999999999999"));
+  EXPECT_FALSE(array_item_bytes("<M8[" + std::string(kArrayDtypeBytesMax, 's') + "]"));
+}
 
 class Nest : public test::SeededTest {
  protected:
@@ -338,6 +372,66 @@ TEST_F(PythonValues, ArraysAreTensorsOfTheirElements) {
 TEST_F(Nest, AnUnknownTagIsMalformed) {
   const std::byte tag{16};
   EXPECT_EQ(check_nest({&tag, 1}, 0, /*allow_pickle=*/true).error().code, Errc::kMalformed);
+}
+
+class PackedRecords : public testing::Test {
+ protected:
+  PackedRecords() : numbers_(200), nest_(nest_of_tensors(3)) {
+    for (size_t index = 0; index < numbers_.size(); ++index) numbers_[index] = static_cast<std::byte>(index);
+    frame_ = {
+        .tensors = {make_entry(kDTypeFloat32, {5}), make_entry(kDTypeUInt8, {0, 3}), make_entry(kDTypeUInt8, {130})},
+        .boundary_keys = {},
+        .nest = nest_};
+    sources_ = {source(0, 20), source(20, 0), source(20, 130)};
+  }
+
+  std::span<const std::byte> source(size_t begin, size_t count) const {
+    return std::span(numbers_).subspan(begin, count);
+  }
+
+  std::vector<std::byte> numbers_;
+  std::vector<std::byte> nest_;
+  Frame frame_;
+  std::vector<std::span<const std::byte>> sources_;
+};
+
+TEST_F(PackedRecords, WhatIsWrittenIsReadTheSame) {
+  const auto bytes = write_packed_record(frame_, sources_);
+  const auto read = parse_packed_record(bytes);
+  ASSERT_TRUE(read) << read.error().message;
+  EXPECT_TRUE(std::ranges::equal(read.value().frame.nest, nest_));
+  ASSERT_EQ(read.value().frame.tensors.size(), 3u);
+  for (size_t index = 0; index < 3; ++index) {
+    const TensorEntry& entry = read.value().frame.tensors[index];
+    EXPECT_EQ(entry.shape, frame_.tensors[index].shape);
+    EXPECT_TRUE(std::ranges::equal(read.value().bytes_of(entry), sources_[index]));
+  }
+}
+
+TEST_F(PackedRecords, EveryTruncationAndEveryByteMoreIsMalformed) {
+  auto bytes = write_packed_record(frame_, sources_);
+  for (size_t length = 0; length < bytes.size(); ++length) {
+    EXPECT_FALSE(parse_packed_record(std::span(bytes).first(length))) << length << " of " << bytes.size();
+  }
+  bytes.push_back(std::byte{0});
+  EXPECT_EQ(parse_packed_record(bytes).error().code, Errc::kMalformed);
+}
+
+TEST_F(PackedRecords, TensorsThatShareBytesAreMalformed) {
+  // A hundred tensors on the same bytes would be a hundred copies of them.
+  Frame frame{.tensors = std::vector<TensorEntry>(100, make_entry(kDTypeUInt8, {64})),
+              .boundary_keys = {},
+              .nest = nest_,
+              .payload_bytes = 64};
+  const auto record = write_frame(frame);
+  ByteWriter writer;
+  writer.write(uint64_t{record.size()});
+  writer.write_bytes(record);
+  auto bytes = writer.take();
+  bytes.resize(align_up(bytes.size(), kPayloadAlignment) + 64);
+  const auto read = parse_packed_record(bytes);
+  ASSERT_FALSE(read);
+  EXPECT_NE(read.error().message.find("overlap"), std::string::npos) << read.error().message;
 }
 
 }  // namespace

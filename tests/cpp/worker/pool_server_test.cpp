@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A pool's worker on loopback with real sockets and keys, a trainer by hand, and a controller by hand.
-#include "worker/pool_server.h"
+#include "worker/batch_server.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/zeros.h>
@@ -22,9 +22,9 @@
 #include "../net/pool_sockets.h"
 #include "../server/powercap_folder.h"
 #include "base/event_loop.h"
-#include "base/identity.h"
+#include "base/process.h"
 #include "megabyte.h"
-#include "net/control_limits.h"
+#include "net/tcp_socket.h"
 #include "pool_trainer.h"
 #include "server/maker.h"
 #include "server/pool_server_io.h"

@@ -20,10 +20,9 @@
 #include <variant>
 #include <vector>
 
-#include "base/live_clock.h"
+#include "base/clock.h"
 #include "net/client_socket.h"
-#include "net/data_client.h"
-#include "net/readiness.h"
+#include "net/socket.h"
 #include "session/pool_session.h"
 #include "wire/blob_record.h"
 #include "wire/pool_record.h"

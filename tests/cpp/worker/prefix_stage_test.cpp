@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/prefix_stage.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/log.h>
@@ -18,11 +18,9 @@
 #include <vector>
 
 #include "batch_fixture.h"
+#include "runtime/executor.h"
 #include "runtime/kernel_settings.h"
 #include "runtime/numeric_fingerprint.h"
-#include "runtime/prefix_rest.h"
-#include "runtime/seeded_draws.h"
-#include "worker/prefix_message.h"
 
 namespace penstock::worker {
 namespace {
@@ -206,6 +204,72 @@ TEST(PrefixStage, AMessageIsReadAsItWasWrittenOrNotAtAll) {
   EXPECT_TRUE(is_same(read.value().constants[0], at::ones({3})));
   for (size_t length = 0; length < message.value().size(); ++length)
     EXPECT_FALSE(read_prefix_message(std::span(message.value()).first(length))) << length;
+}
+
+using wire::BlobId;
+
+BlobId id_of(int number) {
+  BlobId id{};
+  id[0] = static_cast<std::byte>(number);
+  return id;
+}
+
+std::string key_of(int number) { return std::string(32, static_cast<char>('0' + number)); }
+
+class PrefixCacheTest : public testing::Test {
+ protected:
+  // One whose boundary tensor has the key of the number.
+  void put(int number) {
+    const auto message = write_prefix_message(
+        {.text = "penstock-ir 1\ninput %x leaf 0 float32 [n]\n%y = aten::neg(%x)\noutput %y key \"" + key_of(number) +
+                 "\"\n",
+         .constants = {},
+         .seed = 0,
+         .library = {},
+         .library_leaves = {}});
+    ASSERT_TRUE(message);
+    shelf_.put(id_of(number), message.value());
+  }
+  // The keys of the values made of a batch with those prefixes.
+  std::vector<std::string> run(const std::vector<BlobId>& ids) {
+    shelf_.select(ids, stage_);
+    BatchContent content{.tensors = {at::ones({4})}, .boundary_keys = {}, .nest = {}};
+    stage_.run(content, 0, 0);
+    return content.boundary_keys;
+  }
+
+  PrefixCache shelf_;
+  PrefixStage stage_;
+};
+
+using Keys = std::vector<std::string>;
+
+TEST_F(PrefixCacheTest, ABatchIsMadeWithThePrefixesItNamesAndNoOthers) {
+  put(1);
+  put(2);
+  EXPECT_EQ(run({id_of(1), id_of(2)}), (Keys{key_of(1), key_of(2)}));
+  EXPECT_EQ(run({id_of(2)}), (Keys{key_of(2)}));
+  EXPECT_EQ(run({}), (Keys{}));
+  EXPECT_EQ(run({id_of(2)}), (Keys{key_of(2)}));
+}
+
+TEST_F(PrefixCacheTest, ThoseOfTheLastTwoListsAreKept) {
+  put(1);
+  run({id_of(1)});
+  put(2);
+  run({id_of(2)});
+  EXPECT_TRUE(shelf_.has(id_of(1)));
+  put(3);
+  run({id_of(3)});
+  EXPECT_FALSE(shelf_.has(id_of(1)));
+  EXPECT_TRUE(shelf_.has(id_of(2)));
+}
+
+TEST_F(PrefixCacheTest, OneThatCannotBeReadOrIsNotThereIsLeftOut) {
+  shelf_.put(id_of(1), {});
+  put(2);
+  EXPECT_TRUE(shelf_.has(id_of(1)));
+  EXPECT_EQ(run({id_of(1), id_of(2), id_of(3)}), (Keys{key_of(2)}));
 }
 
 }  // namespace

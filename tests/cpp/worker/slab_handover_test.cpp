@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Batches that a worker hands over as slabs, against the trainer's half by hand.
-#include "server/slab_handover.h"
+#include "server/answer_outbox.h"
 
 #include <gtest/gtest.h>
 
@@ -16,10 +16,10 @@
 #include <utility>
 #include <vector>
 
-#include "base/identity.h"
+#include "base/process.h"
 #include "shm/arena.h"
 #include "shm/channel.h"
-#include "worker/slab_batch.h"
+#include "worker/slab_writer.h"
 
 namespace penstock::worker {
 namespace {
