@@ -13,7 +13,7 @@ rm -rf "$folder"
 mkdir -p "$folder/prefix/include" "$folder/prefix/lib" "$folder/wheels"
 
 say "Headers and libraries"
-for header in zmq.h zmq_utils.h sodium.h sodium openssl nlohmann gtest; do
+for header in zmq.h zmq.hpp zmq_utils.h sodium.h sodium openssl nlohmann gtest; do
   cp -rL "/usr/include/$header" "$folder/prefix/include/"
 done
 machine=$(cc -print-multiarch 2>/dev/null || true)

@@ -52,6 +52,7 @@ for group in "$@"; do
       need_tool cmake cmake
       need_tool ninja ninja-build
       need_header zmq.h libzmq3-dev
+      need_header zmq.hpp cppzmq-dev
       need_header sodium.h libsodium-dev
       need_header openssl/evp.h libssl-dev
       need_header nlohmann/json.hpp nlohmann-json3-dev

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "net/authenticator.h"
 
-#include <zmq.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -26,19 +24,16 @@ enum ZapFrame : size_t { kVersion, kRequestId, kDomain, kAddress, kRoutingId, kM
 using Frames = std::vector<std::string>;
 
 // Returns all frames of the next request, or none if there is no request.
-Frames receive_frames(void* socket) {
+Frames receive_frames(zmq::socket_t& socket) {
   Frames frames;
   bool is_more = true;
+  zmq::message_t frame;
   while (is_more) {
-    zmq_msg_t frame;
-    zmq_msg_init(&frame);
-    int received = 0;
-    do {
-      received = zmq_msg_recv(&frame, socket, ZMQ_DONTWAIT);
-    } while (received < 0 && zmq_errno() == EINTR);
-    if (received >= 0) frames.emplace_back(static_cast<const char*>(zmq_msg_data(&frame)), zmq_msg_size(&frame));
-    is_more = received >= 0 && zmq_msg_more(&frame) != 0;
-    zmq_msg_close(&frame);
+    bool is_received = false;
+    const auto done = try_zmq("receiving a key request",
+                              [&] { is_received = socket.recv(frame, zmq::recv_flags::dontwait).has_value(); });
+    is_more = done && is_received && frame.more();
+    if (done && is_received) frames.push_back(frame.to_string());
   }
   return frames;
 }
@@ -72,9 +67,7 @@ std::optional<PeerIdentity> PeerIdentity::parse(std::string_view user_id) {
 }
 
 Authenticator::Authenticator(SocketContext& context)
-    : context_(context),
-      socket_(nullptr, &zmq_close),
-      loop_("pk_keys", "which checks the keys of connecting clients", *this) {}
+    : context_(context), loop_("pk_keys", "which checks the keys of connecting clients", *this) {}
 
 Result<std::unique_ptr<Authenticator>> Authenticator::start(SocketContext& context) {
   auto authenticator = std::make_unique<Authenticator>(context);
@@ -149,14 +142,13 @@ std::optional<std::string> Authenticator::admit(const std::vector<std::string>& 
 }
 
 Result<void> Authenticator::begin() {
-  socket_.reset(zmq_socket(context_.handle(), ZMQ_REP));
-  const int zero = 0;
-  if (socket_ && zmq_setsockopt(socket_.get(), ZMQ_LINGER, &zero, sizeof zero) == 0 &&
-      zmq_bind(socket_.get(), kZapEndpoint) == 0)
-    return {};
-  const Fault error{Errc::kFailed, std::string("starting the key check failed: ") + zmq_strerror(zmq_errno())};
-  socket_.reset();  // on the thread that made it
-  return error;
+  auto begun = try_zmq("starting the key check", [&] {
+    socket_ = zmq::socket_t(context_.zmq(), zmq::socket_type::rep);
+    socket_.set(zmq::sockopt::linger, 0);
+    socket_.bind(kZapEndpoint);
+  });
+  if (!begun) socket_.close();  // on the thread that made it
+  return begun;
 }
 
 void Authenticator::look_at_keys() {
@@ -200,25 +192,28 @@ long Authenticator::sleep_ms() const {
 }
 
 Result<bool> Authenticator::wait(int wake_fd, bool may_sleep) {
-  zmq_pollitem_t items[] = {{socket_.get(), 0, ZMQ_POLLIN, 0}, {nullptr, wake_fd, ZMQ_POLLIN, 0}};
-  if (zmq_poll(items, 2, may_sleep ? sleep_ms() : 0) < 0 && zmq_errno() != EINTR)
-    return Fault{Errc::kFailed, std::string("waiting for key requests failed: ") + zmq_strerror(zmq_errno())};
-  return (items[1].revents & ZMQ_POLLIN) != 0;
+  bool is_awake = false;
+  const Waitable requests(socket_);
+  auto waited = wait_readable({&requests, 1}, {&wake_fd, 1}, {&is_awake, 1},
+                              std::chrono::milliseconds(may_sleep ? sleep_ms() : 0));
+  if (!waited) return Fault{waited.error().code, "waiting for key requests failed: " + waited.error().message};
+  return is_awake;
 }
 
 // Answers one request: libzmq sends the next one only once it has the answer.
 Result<void> Authenticator::serve() {
   look_at_keys();
-  void* const socket = socket_.get();
-  const Frames request = receive_frames(socket);
+  const Frames request = receive_frames(socket_);
   if (request.empty()) return {};
   const auto user_id = admit(request);
   const Frames reply = {std::string(kZapVersion), request.size() > kRequestId ? request[kRequestId] : std::string(),
                         user_id ? "200" : "400",  user_id ? "OK" : "this key or token is not accepted here",
                         user_id.value_or(""),     std::string()};
   for (size_t index = 0; index < reply.size(); ++index) {
-    const int more = index + 1 < reply.size() ? ZMQ_SNDMORE : 0;
-    zmq_send(socket, reply[index].data(), reply[index].size(), ZMQ_DONTWAIT | more);
+    const auto more = index + 1 < reply.size() ? zmq::send_flags::sndmore : zmq::send_flags::none;
+    // If libzmq shuts down, wait() reports it.
+    static_cast<void>(try_zmq("answering a key request",
+                              [&] { socket_.send(zmq::buffer(reply[index]), zmq::send_flags::dontwait | more); }));
   }
   return {};
 }

@@ -102,7 +102,7 @@ class Authenticator final : private EventLoop::Handler {
   Result<void> begin() override;
   Result<void> serve() override;
   Result<bool> wait(int wake_fd, bool may_sleep) override;
-  void end() override { socket_.reset(); }
+  void end() override { socket_.close(); }
 
   struct Allowed {
     AllowedKeys keys;
@@ -121,7 +121,7 @@ class Authenticator final : private EventLoop::Handler {
   std::optional<std::string> admit(const std::vector<std::string>& request);
 
   SocketContext& context_;
-  std::unique_ptr<void, int (*)(void*)> socket_;  // a ZeroMQ socket, used only by the loop's thread
+  zmq::socket_t socket_;  // used only by the loop's thread
   mutable Mutex mutex_;
   std::map<std::string, Allowed, std::less<>> domains_ PENSTOCK_GUARDED_BY(mutex_);
   uint64_t domain_count_ PENSTOCK_GUARDED_BY(mutex_) = 0;

@@ -57,7 +57,7 @@ Result<std::unique_ptr<ClientSocket>> ClientSocket::begin_with(SocketContext& co
     return Fault{Errc::kMalformed, "connecting to " + endpoint.text() +
                                        " failed: the address must name one server; pass its host and port"};
   }
-  auto monitor = ConnectionMonitor::watch(context, socket.value()->handle());
+  auto monitor = ConnectionMonitor::watch(context, socket.value()->zmq());
   if (!monitor) return monitor.error();
   auto client =
       std::make_unique<ClientSocket>(std::move(monitor).value(), std::move(socket).value(), resolver, endpoint);

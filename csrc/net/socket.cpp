@@ -3,7 +3,6 @@
 
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <zmq.h>
 
 #include <algorithm>
 #include <array>
@@ -31,10 +30,7 @@ constexpr size_t kContextDescriptorCount = 8;
 
 }  // namespace
 
-SocketContext::SocketContext() : context_(zmq_ctx_new()) {
-  PENSTOCK_ASSERT(context_ != nullptr, "zmq_ctx_new: ", zmq_strerror(zmq_errno()));
-  PENSTOCK_ASSERT(zmq_ctx_set(context_, ZMQ_MAX_SOCKETS, kSocketCountMax) == 0);
-}
+SocketContext::SocketContext() { context_.set(zmq::ctxopt::max_sockets, kSocketCountMax); }
 
 Result<std::unique_ptr<SocketContext>> SocketContext::open() {
   std::vector<FileDescriptor> room;
@@ -48,39 +44,31 @@ Result<std::unique_ptr<SocketContext>> SocketContext::open() {
   }
   room.clear();
   auto context = std::make_unique<SocketContext>();
-  void* first = zmq_socket(context->handle(), ZMQ_PAIR);  // starts the threads
-  if (first == nullptr) return zmq_failure("starting ZeroMQ");
-  zmq_close(first);
+  // The first socket starts the threads.
+  const auto started =
+      try_zmq("starting ZeroMQ", [&] { const zmq::socket_t first(context->zmq(), zmq::socket_type::pair); });
+  if (!started) return started.error();
   return context;
 }
 
-SocketContext::~SocketContext() {
-  while (zmq_ctx_term(context_) != 0 && zmq_errno() == EINTR) {
-  }
-}
-
 std::string zmq_version() {
-  int major = 0;
-  int minor = 0;
-  int patch = 0;
-  ::zmq_version(&major, &minor, &patch);
+  const auto [major, minor, patch] = zmq::version();
   return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(patch);
 }
-
-Fault zmq_failure(const std::string& what) { return {Errc::kFailed, what + " failed: " + zmq_strerror(zmq_errno())}; }
 
 Result<void> wait_readable(std::span<const Waitable> sockets, std::span<const int> fds, std::span<bool> is_fd_readable,
                            std::chrono::milliseconds timeout) {
   PENSTOCK_ASSERT(fds.size() == is_fd_readable.size());
-  std::vector<zmq_pollitem_t> items;
+  std::vector<zmq::pollitem_t> items;
   items.reserve(sockets.size() + fds.size());
-  for (const Waitable& socket : sockets) items.push_back({socket.socket_, 0, ZMQ_POLLIN, 0});
+  for (Waitable socket : sockets) items.push_back({socket.socket_.handle(), 0, ZMQ_POLLIN, 0});
   for (int fd : fds) items.push_back({nullptr, fd, ZMQ_POLLIN, 0});
-  const int ready = zmq_poll(items.data(), static_cast<int>(items.size()), timeout.count());
   for (bool& flag : is_fd_readable) flag = false;
-  if (ready < 0) {
-    if (zmq_errno() == EINTR) return {};
-    return Fault{Errc::kFailed, std::string("waiting for peers failed: ") + zmq_strerror(zmq_errno())};
+  try {
+    zmq::poll(items, timeout);
+  } catch (const zmq::error_t& error) {
+    if (error.num() == EINTR) return {};
+    return Fault{Errc::kFailed, std::string("waiting for peers failed: ") + error.what()};
   }
   for (size_t index = 0; index < fds.size(); ++index) {
     is_fd_readable[index] = items[sockets.size() + index].revents != 0;
@@ -106,11 +94,10 @@ Result<std::unique_ptr<ReadySet>> ReadySet::open() {
 Result<uint64_t> ReadySet::add(std::span<const Waitable> sockets) {
   Member member;
   for (const Waitable& socket : sockets) {
-    int fd = -1;
-    size_t length = sizeof fd;
-    if (zmq_getsockopt(socket.socket_, ZMQ_FD, &fd, &length) != 0) return zmq_failure("getting a file descriptor");
     member.sockets.push_back(socket.socket_);
-    member.fds.push_back(fd);
+    const auto got = try_zmq("getting a file descriptor",
+                             [&] { member.fds.push_back(member.sockets.back().get(zmq::sockopt::fd)); });
+    if (!got) return got.error();
   }
   return add(std::move(member));
 }
@@ -162,14 +149,10 @@ void ReadySet::mark_used(uint64_t tag) {
 }
 
 Result<bool> ReadySet::has_input(const Member& member) const {
-  for (void* socket : member.sockets) {
+  for (const zmq::socket_ref socket : member.sockets) {
     int events = 0;
-    size_t length = sizeof events;
-    int asked = 0;
-    do {
-      asked = zmq_getsockopt(socket, ZMQ_EVENTS, &events, &length);
-    } while (asked != 0 && zmq_errno() == EINTR);
-    if (asked != 0) return zmq_failure("getting the events of a socket");
+    const auto got = try_zmq("getting the events of a socket", [&] { events = socket.get(zmq::sockopt::events); });
+    if (!got) return got.error();
     // The others are queried after the resulting use.
     if ((events & ZMQ_POLLIN) != 0) return true;
   }
@@ -208,22 +191,17 @@ constexpr int kListenerEvents =
 constexpr size_t kEventBytes = 6;  // u16 event, u32 value; a second part names the endpoint
 
 // Reads all parts of the next message; returns whether there was one and it was an event.
-bool try_receive_event(void* socket, std::array<std::byte, kEventBytes>& event) {
+bool try_receive_event(zmq::socket_t& socket, std::array<std::byte, kEventBytes>& event) {
   bool is_event = false;
   bool is_more = true;
+  zmq::message_t part;
   for (int index = 0; is_more; ++index) {
-    zmq_msg_t part;
-    zmq_msg_init(&part);
-    int received = 0;
-    do {
-      received = zmq_msg_recv(&part, socket, ZMQ_DONTWAIT);
-    } while (received < 0 && zmq_errno() == EINTR);
-    if (index == 0 && received == static_cast<int>(kEventBytes)) {
-      std::memcpy(event.data(), zmq_msg_data(&part), kEventBytes);
-      is_event = true;
-    }
-    is_more = received >= 0 && zmq_msg_more(&part) != 0;
-    zmq_msg_close(&part);
+    zmq::recv_result_t received;
+    const auto done = try_zmq("receiving an event", [&] { received = socket.recv(part, zmq::recv_flags::dontwait); });
+    is_more = done && received && part.more();
+    if (index > 0 || !done || received != kEventBytes) continue;
+    std::memcpy(event.data(), part.data(), kEventBytes);
+    is_event = true;
   }
   return is_event;
 }
@@ -255,30 +233,32 @@ std::string key_reason(uint32_t status) {
 
 }  // namespace
 
-Result<std::unique_ptr<SocketMonitor>> SocketMonitor::watch(SocketContext& context, void* watched, int kinds) {
+Result<std::unique_ptr<SocketMonitor>> SocketMonitor::watch(SocketContext& context, zmq::socket_ref watched,
+                                                            int kinds) {
   const std::string endpoint = "inproc://" + make_endpoint_name();
-  void* events = zmq_socket(context.handle(), ZMQ_PAIR);
-  if (events == nullptr) {
-    return Fault{Errc::kFailed, std::string("opening a monitor failed: ") + zmq_strerror(zmq_errno())};
-  }
-  auto monitor = std::make_unique<SocketMonitor>(events, watched);
-  const int zero = 0;
+  zmq::socket_t events;
+  const auto opened =
+      try_zmq("opening a monitor", [&] { events = zmq::socket_t(context.zmq(), zmq::socket_type::pair); });
+  if (!opened) return opened.error();
+  auto monitor = std::make_unique<SocketMonitor>(std::move(events), watched);
   // If a monitor's queue is full, libzmq's I/O thread blocks, and with it every connection of the process. The queue is
   // therefore unlimited. A client has one event for each attempt to connect; a server's events are read by a dedicated
-  // thread, and libzmq takes far longer to generate an event than that thread takes to read it.
-  if (zmq_setsockopt(events, ZMQ_RCVHWM, &zero, sizeof zero) != 0 ||
-      zmq_setsockopt(events, ZMQ_LINGER, &zero, sizeof zero) != 0 ||
-      zmq_socket_monitor(watched, endpoint.c_str(), kinds) != 0 || zmq_connect(events, endpoint.c_str()) != 0) {
-    return Fault{Errc::kFailed, std::string("watching a connection failed: ") + zmq_strerror(zmq_errno())};
-  }
+  // thread, and libzmq takes far longer to generate an event than that thread takes to read it. cppzmq's monitor_t has
+  // no such queue: it connects its socket before a limit could be set.
+  const auto watching = try_zmq("watching a connection", [&] {
+    monitor->events_.set(zmq::sockopt::rcvhwm, 0);
+    monitor->events_.set(zmq::sockopt::linger, 0);
+    if (zmq_socket_monitor(watched.handle(), endpoint.c_str(), kinds) != 0) throw zmq::error_t();
+    monitor->events_.connect(endpoint);
+  });
+  if (!watching) return watching.error();
   return monitor;
 }
 
 SocketMonitor::~SocketMonitor() {
   // A closed socket lives on in libzmq until its connection has ended, and would then report that. Without a reader,
   // libzmq's I/O thread would wait forever, and with it every connection of the context.
-  zmq_socket_monitor(watched_, nullptr, 0);
-  zmq_close(events_);
+  zmq_socket_monitor(watched_.handle(), nullptr, 0);
 }
 
 std::optional<SocketMonitor::Event> SocketMonitor::try_event() {
@@ -290,7 +270,7 @@ std::optional<SocketMonitor::Event> SocketMonitor::try_event() {
   return event;
 }
 
-Result<std::unique_ptr<ConnectionMonitor>> ConnectionMonitor::watch(SocketContext& context, void* watched) {
+Result<std::unique_ptr<ConnectionMonitor>> ConnectionMonitor::watch(SocketContext& context, zmq::socket_ref watched) {
   auto monitor = SocketMonitor::watch(context, watched, kClientEvents);
   if (!monitor) return monitor.error();
   return std::make_unique<ConnectionMonitor>(std::move(monitor).value());
@@ -325,7 +305,7 @@ std::optional<ConnectionEvent> ConnectionMonitor::read_event(const SocketMonitor
   }
 }
 
-Result<std::unique_ptr<ListenerMonitor>> ListenerMonitor::watch(SocketContext& context, void* watched) {
+Result<std::unique_ptr<ListenerMonitor>> ListenerMonitor::watch(SocketContext& context, zmq::socket_ref watched) {
   auto monitor = SocketMonitor::watch(context, watched, kListenerEvents);
   if (!monitor) return monitor.error();
   return std::make_unique<ListenerMonitor>(std::move(monitor).value());

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The part of ZeroMQ that all its sockets here need: SocketContext, the state that the sockets of a process share;
-// waiting for a few sockets or, with a ReadySet, for many; and monitors of their connections' events.
+// The part of ZeroMQ that all its sockets here need, through cppzmq: SocketContext, the state that the sockets of a
+// process share; waiting for a few sockets or, with a ReadySet, for many; and monitors of their connections' events.
+// cppzmq throws zmq::error_t for failures that occur in a healthy system; try_zmq() makes them Results.
 
+#include <zmq.hpp>
+
+#include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -29,31 +33,41 @@ class SocketContext {
   SocketContext();
   SocketContext(const SocketContext&) = delete;
   SocketContext& operator=(const SocketContext&) = delete;
-  ~SocketContext();
+  ~SocketContext() = default;
 
   // For this room's files that call ZeroMQ.
-  void* handle() const { return context_; }
+  zmq::context_t& zmq() { return context_; }
 
  private:
-  void* context_;
+  zmq::context_t context_;
 };
 
 // The version of libzmq in this process, such as "4.3.4".
 std::string zmq_version();
 
-// The error of the libzmq call that has just failed.
-Fault zmq_failure(const std::string& what);
+// Runs `call`, again if a signal interrupted it. kFailed, "`what` failed: " with libzmq's reason, for any other error.
+template <typename Call>
+Result<void> try_zmq(const std::string& what, const Call& call) {
+  while (true) {
+    try {
+      call();
+      return {};
+    } catch (const zmq::error_t& error) {
+      if (error.num() != EINTR) return Fault{Errc::kFailed, what + " failed: " + error.what()};
+    }
+  }
+}
 
 // A ZeroMQ socket to wait for. It does not own the socket and supports no other operation on it. Thread-compatible.
 class Waitable {
  public:
-  explicit Waitable(void* socket) : socket_(socket) {}
+  explicit Waitable(zmq::socket_ref socket) : socket_(socket) {}
 
  private:
   friend class ReadySet;
   friend Result<void> wait_readable(std::span<const Waitable> sockets, std::span<const int> fds,
                                     std::span<bool> is_fd_readable, std::chrono::milliseconds timeout);
-  void* socket_;
+  zmq::socket_ref socket_;
 };
 
 // Waits until one of `sockets` or of `fds` is readable, or `timeout` passes (negative: forever). Blocks. Readable fds
@@ -105,7 +119,7 @@ class ReadySet {
 
  private:
   struct Member {
-    std::vector<void*> sockets;  // none for a plain descriptor
+    std::vector<zmq::socket_ref> sockets;  // none for a plain descriptor
     std::vector<int> fds;
     bool is_used = false;
   };
@@ -131,10 +145,10 @@ class SocketMonitor {
     uint32_t value = 0;
   };
   // Watches a ZeroMQ socket that is neither bound nor connected yet, for events of `kinds`.
-  static Result<std::unique_ptr<SocketMonitor>> watch(SocketContext& context, void* watched, int kinds);
+  static Result<std::unique_ptr<SocketMonitor>> watch(SocketContext& context, zmq::socket_ref watched, int kinds);
 
   // For `watch`.
-  SocketMonitor(void* events, void* watched) : events_(events), watched_(watched) {}
+  SocketMonitor(zmq::socket_t events, zmq::socket_ref watched) : events_(std::move(events)), watched_(watched) {}
   SocketMonitor(const SocketMonitor&) = delete;
   SocketMonitor& operator=(const SocketMonitor&) = delete;
   ~SocketMonitor();
@@ -142,11 +156,11 @@ class SocketMonitor {
   // Returns the next event, or none if there is none yet.
   std::optional<Event> try_event();
 
-  Waitable waitable() const { return Waitable(events_); }
+  Waitable waitable() { return Waitable(events_); }
 
  private:
-  void* events_;
-  void* watched_;
+  zmq::socket_t events_;
+  zmq::socket_ref watched_;
 };
 
 struct ConnectionEvent {
@@ -164,7 +178,7 @@ struct ConnectionEvent {
 // The events of a client's connection. Lifetime and thread as for SocketMonitor.
 class ConnectionMonitor {
  public:
-  static Result<std::unique_ptr<ConnectionMonitor>> watch(SocketContext& context, void* watched);
+  static Result<std::unique_ptr<ConnectionMonitor>> watch(SocketContext& context, zmq::socket_ref watched);
 
   // For `watch`.
   explicit ConnectionMonitor(std::unique_ptr<SocketMonitor> monitor) : monitor_(std::move(monitor)) {}
@@ -196,7 +210,7 @@ struct ListenerEvent {
 // connection. Lifetime and thread as for SocketMonitor.
 class ListenerMonitor {
  public:
-  static Result<std::unique_ptr<ListenerMonitor>> watch(SocketContext& context, void* watched);
+  static Result<std::unique_ptr<ListenerMonitor>> watch(SocketContext& context, zmq::socket_ref watched);
 
   // For `watch`.
   explicit ListenerMonitor(std::unique_ptr<SocketMonitor> monitor) : monitor_(std::move(monitor)) {}

@@ -234,7 +234,8 @@ void end_connection(int fd) {
 
 }  // namespace
 
-StrangerGuard::StrangerGuard(SocketContext& context, void* watched, const HandshakeBytes& bytes, const PortUse& use)
+StrangerGuard::StrangerGuard(SocketContext& context, zmq::socket_ref watched, const HandshakeBytes& bytes,
+                             const PortUse& use)
     : context_(context),
       watched_(watched),
       bytes_(bytes),
@@ -242,7 +243,7 @@ StrangerGuard::StrangerGuard(SocketContext& context, void* watched, const Handsh
       holders_(HolderBudget::limits_under(descriptor_limit() / use.sharer_count, use.holders)),
       loop_("pk_strangers", "which closes connections without a key", *this) {}
 
-Result<std::unique_ptr<StrangerGuard>> StrangerGuard::start(SocketContext& context, void* watched,
+Result<std::unique_ptr<StrangerGuard>> StrangerGuard::start(SocketContext& context, zmq::socket_ref watched,
                                                             const HandshakeBytes& bytes, const PortUse& use) {
   auto guard = std::make_unique<StrangerGuard>(context, watched, bytes, use);
   if (auto started = guard->loop_.start(); !started) return started.error();

@@ -242,11 +242,11 @@ class StrangerGuard final : private EventLoop::Handler {
  public:
   // Watches a ZeroMQ socket that is not bound yet. Its limits are derived from the process's descriptor limit and the
   // number of servers that share it, as in ConnectionBudget::limits_under().
-  static Result<std::unique_ptr<StrangerGuard>> start(SocketContext& context, void* watched,
+  static Result<std::unique_ptr<StrangerGuard>> start(SocketContext& context, zmq::socket_ref watched,
                                                       const HandshakeBytes& bytes, const PortUse& use);
 
   // For `start`.
-  StrangerGuard(SocketContext& context, void* watched, const HandshakeBytes& bytes, const PortUse& use);
+  StrangerGuard(SocketContext& context, zmq::socket_ref watched, const HandshakeBytes& bytes, const PortUse& use);
   ~StrangerGuard() override { loop_.stop(); }
 
   // Why strangers are no longer closed, if the thread has failed.
@@ -298,7 +298,7 @@ class StrangerGuard final : private EventLoop::Handler {
   void turn_away();
 
   SocketContext& context_;
-  void* const watched_;
+  const zmq::socket_ref watched_;
   const HandshakeBytes bytes_;
   // From here to the budgets, confined to the loop's thread.
   std::unique_ptr<ListenerMonitor> monitor_;

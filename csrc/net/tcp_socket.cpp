@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "net/tcp_socket.h"
 
-#include <zmq.h>
-
 #include <array>
 #include <atomic>
 #include <cerrno>
-#include <cstring>
 #include <functional>
 #include <tuple>
 #include <utility>
@@ -17,35 +14,9 @@
 namespace penstock::net {
 namespace {
 
-zmq_msg_t* message(void* storage) { return static_cast<zmq_msg_t*>(storage); }
-
-}  // namespace
-
-ReceivedPart::ReceivedPart() {
-  static_assert(sizeof(zmq_msg_t) == sizeof storage_ && alignof(zmq_msg_t) <= alignof(void*));
-  zmq_msg_init(message(handle()));
-}
-
-ReceivedPart::ReceivedPart(ReceivedPart&& other) noexcept : ReceivedPart() { *this = std::move(other); }
-
-ReceivedPart& ReceivedPart::operator=(ReceivedPart&& other) noexcept {
-  // Closes this part's message and takes the other's, which is empty afterwards.
-  if (this != &other) zmq_msg_move(message(handle()), message(other.handle()));
-  return *this;
-}
-
-ReceivedPart::~ReceivedPart() { zmq_msg_close(message(handle())); }
-
-std::span<const std::byte> ReceivedPart::bytes() const {
-  auto* part = const_cast<zmq_msg_t*>(reinterpret_cast<const zmq_msg_t*>(storage_.data()));
-  return {static_cast<const std::byte*>(zmq_msg_data(part)), zmq_msg_size(part)};
-}
-
-namespace {
-
 // zmq.h lists it only among the drafts, but every libzmq since 4.3.0 has it. With it a server refuses every client if
 // there is no authenticator; without it every client would be admitted.
-constexpr int kZapEnforceDomain = 93;
+constexpr zmq::sockopt::integral_option<93, int, true> kZapEnforceDomain{};
 
 constexpr int64_t kCurveBytes = 33;  // CURVE adds these to a part: a name, a nonce, a code and the flags
 // The maximum number of connections of a port that wait to be accepted, and also of silent ones (stranger_guard.h). The
@@ -65,74 +36,56 @@ constexpr int kUnansweredMsMax = 15'000;
 // Routing ids that libzmq assigns start with this byte, which it reserves.
 constexpr char kMadeUp = '\0';
 
-// Sets options one after the other, and records whether all could be set.
-class Options {
- public:
-  explicit Options(void* socket) : socket_(socket) {}
-
-  Options& set(int option, const void* value, size_t size) {
-    is_set_ = is_set_ && zmq_setsockopt(socket_, option, value, size) == 0;
-    return *this;
-  }
-  Options& set(int option, int value) { return set(option, &value, sizeof value); }
-  Options& set(int option, std::span<const std::byte> bytes) { return set(option, bytes.data(), bytes.size()); }
-
-  bool is_set() const { return is_set_; }
-
- private:
-  void* socket_;
-  bool is_set_ = true;
-};
-
-Result<std::unique_ptr<TcpSocket>> open(SocketContext& context, int type, const wire::MessageLimits& limits) {
+Result<std::unique_ptr<TcpSocket>> open(SocketContext& context, zmq::socket_type type,
+                                        const wire::MessageLimits& limits) {
   PENSTOCK_ASSERT(limits.part_bytes_max >= wire::kPartBytesMaxLeast && limits.part_bytes_max <= wire::kPartBytesMax);
   if (auto checked = check_zmq(ZmqFacts::of_this_process()); !checked) return checked.error();
-  void* raw = zmq_socket(context.handle(), type);
-  if (raw == nullptr) return zmq_failure("opening a ZeroMQ socket");
-  auto socket = std::make_unique<TcpSocket>(context, raw, type == ZMQ_ROUTER, limits);
-  const int64_t frame_bytes_max = static_cast<int64_t>(limits.part_bytes_max) + kCurveBytes;
-  Options options(raw);
-  options.set(ZMQ_LINGER, 0)
-      .set(ZMQ_SNDHWM, limits.sent_messages_max)
-      .set(ZMQ_RCVHWM, limits.received_messages_max)
-      .set(ZMQ_MAXMSGSIZE, &frame_bytes_max, sizeof frame_bytes_max)
-      .set(ZMQ_TCP_KEEPALIVE, 1)
-      .set(ZMQ_TCP_KEEPALIVE_IDLE, kKeepaliveIdleS)
-      .set(ZMQ_TCP_KEEPALIVE_INTVL, kKeepaliveIntervalS)
-      .set(ZMQ_TCP_KEEPALIVE_CNT, kKeepaliveCount)
-      .set(ZMQ_TCP_MAXRT, kUnansweredMsMax);
-  if (!options.is_set()) return zmq_failure("setting up a ZeroMQ socket");
-  return socket;
+  zmq::socket_t socket;
+  const auto opened = try_zmq("opening a ZeroMQ socket", [&] {
+    socket = zmq::socket_t(context.zmq(), type);
+    socket.set(zmq::sockopt::linger, 0);
+    socket.set(zmq::sockopt::sndhwm, limits.sent_messages_max);
+    socket.set(zmq::sockopt::rcvhwm, limits.received_messages_max);
+    socket.set(zmq::sockopt::maxmsgsize, static_cast<int64_t>(limits.part_bytes_max) + kCurveBytes);
+    socket.set(zmq::sockopt::tcp_keepalive, 1);
+    socket.set(zmq::sockopt::tcp_keepalive_idle, kKeepaliveIdleS);
+    socket.set(zmq::sockopt::tcp_keepalive_intvl, kKeepaliveIntervalS);
+    socket.set(zmq::sockopt::tcp_keepalive_cnt, kKeepaliveCount);
+    socket.set(zmq::sockopt::tcp_maxrt, kUnansweredMsMax);
+  });
+  if (!opened) return opened.error();
+  return std::make_unique<TcpSocket>(context, std::move(socket), type == zmq::socket_type::router, limits);
 }
 
-void set_up_server(Options& options, const std::string& zap_domain, std::chrono::milliseconds handshake_interval) {
+void set_up_server(zmq::socket_t& socket, const std::string& zap_domain, std::chrono::milliseconds handshake_interval) {
   PENSTOCK_ASSERT(!zap_domain.empty(), "a domain is required for keys to be checked");
   // HANDOVER stays off: with it, a peer that claims the routing id of another would receive the other's messages. It is
   // not needed, since our clients claim no id and get a new one with every connection.
-  options.set(ZMQ_ZAP_DOMAIN, zap_domain.data(), zap_domain.size())
-      .set(kZapEnforceDomain, 1)
-      .set(ZMQ_ROUTER_MANDATORY, 1)
-      .set(ZMQ_ROUTER_HANDOVER, 0)
-      .set(ZMQ_BACKLOG, kBacklog)
-      .set(ZMQ_HANDSHAKE_IVL, static_cast<int>(handshake_interval.count()));
+  socket.set(zmq::sockopt::zap_domain, zap_domain);
+  socket.set(kZapEnforceDomain, true);
+  socket.set(zmq::sockopt::router_mandatory, true);
+  socket.set(zmq::sockopt::router_handover, false);
+  socket.set(zmq::sockopt::backlog, kBacklog);
+  socket.set(zmq::sockopt::handshake_ivl, static_cast<int>(handshake_interval.count()));
 }
 
-void set_up_client(Options& options, std::chrono::milliseconds handshake_interval) {
+void set_up_client(zmq::socket_t& socket, std::chrono::milliseconds handshake_interval) {
   // IMMEDIATE: no messages are queued for a server that is not connected; sending then fails.
-  options.set(ZMQ_IMMEDIATE, 1)
-      .set(ZMQ_RECONNECT_IVL, kReconnectMsMin)
-      .set(ZMQ_RECONNECT_IVL_MAX, kReconnectMsMax)
-      .set(ZMQ_CONNECT_TIMEOUT, kConnectTimeoutMs)
-      .set(ZMQ_HANDSHAKE_IVL, static_cast<int>(handshake_interval.count()));
+  socket.set(zmq::sockopt::immediate, true);
+  socket.set(zmq::sockopt::reconnect_ivl, kReconnectMsMin);
+  socket.set(zmq::sockopt::reconnect_ivl_max, kReconnectMsMax);
+  socket.set(zmq::sockopt::connect_timeout, kConnectTimeoutMs);
+  socket.set(zmq::sockopt::handshake_ivl, static_cast<int>(handshake_interval.count()));
 }
+
+zmq::const_buffer buffer_of(std::span<const std::byte> bytes) { return zmq::buffer(bytes.data(), bytes.size()); }
 
 // Applies `set` to the options of `socket`.
 Result<std::unique_ptr<TcpSocket>> set_up(Result<std::unique_ptr<TcpSocket>> socket, const std::string& what,
-                                          const std::function<void(Options&)>& set) {
+                                          const std::function<void(zmq::socket_t&)>& set) {
   if (!socket) return socket;
-  Options options(socket.value()->handle());
-  set(options);
-  if (!options.is_set()) return zmq_failure("setting up a ZeroMQ " + what);
+  if (auto done = try_zmq("setting up a ZeroMQ " + what, [&] { set(socket.value()->zmq()); }); !done)
+    return done.error();
   return socket;
 }
 
@@ -145,123 +98,99 @@ Result<void> check_reach(const Endpoint& endpoint, const HostAddress& address, K
 }
 
 // Makes libzmq process the commands that its I/O thread has sent to the socket.
-void take_up_events(void* socket) {
-  int events = 0;
-  size_t length = sizeof events;
-  zmq_getsockopt(socket, ZMQ_EVENTS, &events, &length);
+void take_up_events(zmq::socket_t& socket) {
+  static_cast<void>(
+      try_zmq("getting the events of a socket", [&] { static_cast<void>(socket.get(zmq::sockopt::events)); }));
 }
 
-const HandshakeBytes& handshake_of(void* socket) {
-  int mechanism = ZMQ_NULL;
-  size_t length = sizeof mechanism;
-  zmq_getsockopt(socket, ZMQ_MECHANISM, &mechanism, &length);
-  return mechanism == ZMQ_PLAIN ? kTicketHandshake : kCurveHandshake;
+const HandshakeBytes& handshake_of(zmq::socket_t& socket) {
+  return socket.get(zmq::sockopt::mechanism) == ZMQ_PLAIN ? kTicketHandshake : kCurveHandshake;
 }
 
-// The parts of one message while they are passed to libzmq. Parts that were not sent are closed, which releases them.
-class QueuedParts {
- public:
-  QueuedParts() = default;
-  QueuedParts(const QueuedParts&) = delete;
-  QueuedParts& operator=(const QueuedParts&) = delete;
-  ~QueuedParts() {
-    for (size_t index = 0; index < count_; ++index) zmq_msg_close(&frames_[index]);
-  }
-
-  [[nodiscard]] bool try_add_copy(std::span<const std::byte> bytes) {
-    zmq_msg_t& frame = frames_[count_];
-    if (zmq_msg_init_size(&frame, bytes.size()) != 0) return false;
-    ++count_;
-    if (!bytes.empty()) std::memcpy(zmq_msg_data(&frame), bytes.data(), bytes.size());
-    return true;
-  }
-
-  // Takes `release`, and calls it even if it returns false.
-  [[nodiscard]] bool try_add(std::span<const std::byte> bytes, std::function<void()> release) {
-    auto holder = std::make_unique<Release>();
-    holder->call = std::move(release);
-    // release: pairs with the acquire in call_release(). libzmq also orders the two, but no sanitizer can see it.
-    holder->is_set.store(true, std::memory_order_release);
-    void* data = const_cast<std::byte*>(bytes.data());  // libzmq only reads the bytes that it sends
-    if (zmq_msg_init_data(&frames_[count_], data, bytes.size(), &call_release, holder.get()) != 0) {
-      holder->call();
-      return false;
+// Passes the parts of one message to libzmq. Parts that were not sent are released when `parts` is destroyed.
+Result<void> send_parts(zmq::socket_t& socket, std::span<zmq::message_t> parts) {
+  bool is_sent = true;
+  for (size_t index = 0; index < parts.size(); ++index) {
+    const auto flags =
+        zmq::send_flags::dontwait | (index + 1 < parts.size() ? zmq::send_flags::sndmore : zmq::send_flags::none);
+    bool is_part_sent = false;
+    const auto send = [&]() -> Result<void> {
+      return try_zmq("sending to a peer", [&] {
+        try {
+          is_part_sent = socket.send(parts[index], flags).has_value();
+        } catch (const zmq::error_t& error) {
+          if (error.num() != EHOSTUNREACH) throw;  // the peer has disconnected
+        }
+      });
+    };
+    auto done = send();
+    if (done && !is_part_sent && index == 0) {
+      // While messages flow, libzmq checks only occasionally whether the peer has taken some of them, and until then
+      // reports that there is no room.
+      take_up_events(socket);
+      done = send();
     }
-    static_cast<void>(holder.release());  // call_release owns it from now on
-    ++count_;
-    return true;
+    if (!done) return done;
+    if (is_part_sent) continue;
+    is_sent = false;
+    // If the peer vanishes between two parts, libzmq drops every part that is offered, up to the last one. All parts
+    // must then be offered, or the next message would lose its first ones.
+    if (index == 0) break;
   }
+  if (is_sent) return {};
+  return Fault{Errc::kClosed, "sending to a peer failed: it has disconnected, or does not read its messages"};
+}
 
-  Result<void> send(void* socket) {
-    bool is_sent = true;
-    for (size_t index = 0; index < count_; ++index) {
-      int sent = send_part(socket, index);
-      if (sent < 0 && zmq_errno() == EAGAIN && index == 0) {
-        // While messages flow, libzmq checks only occasionally whether the peer has taken some of them, and until then
-        // reports that there is no room.
-        take_up_events(socket);
-        sent = send_part(socket, index);
-      }
-      if (sent >= 0) continue;
-      if (zmq_errno() != EAGAIN && zmq_errno() != EHOSTUNREACH) return zmq_failure("sending to a peer");
-      is_sent = false;
-      // If the peer vanishes between two parts, libzmq drops every part that is offered, up to the last one. All parts
-      // must then be offered, or the next message would lose its first ones.
-      if (index == 0) break;
-    }
-    if (is_sent) return {};
-    return Fault{Errc::kClosed, "sending to a peer failed: it has disconnected, or does not read its messages"};
-  }
-
- private:
-  struct Release {
-    std::function<void()> call;
-    std::atomic<bool> is_set = false;
-  };
-
-  int send_part(void* socket, size_t index) {
-    const int more = index + 1 < count_ ? ZMQ_SNDMORE : 0;
-    int sent = 0;
-    do {
-      sent = zmq_msg_send(&frames_[index], socket, ZMQ_DONTWAIT | more);
-    } while (sent < 0 && zmq_errno() == EINTR);
-    return sent;
-  }
-
-  static void call_release(void* /*data*/, void* holder) {
-    const std::unique_ptr<Release> release(static_cast<Release*>(holder));
-    // acquire: pairs with the release in try_add().
-    if (release->is_set.load(std::memory_order_acquire)) release->call();
-  }
-
-  std::array<zmq_msg_t, wire::kPartCountMax + 1> frames_;
-  size_t count_ = 0;
+// The owner of a part's bytes until libzmq has read them.
+struct Release {
+  std::function<void()> call;
+  std::atomic<bool> is_set = false;
 };
 
-// One part of a message that is being received.
-Result<bool> try_receive_part(void* socket, ReceivedPart& part, bool is_first) {
-  auto* frame = static_cast<zmq_msg_t*>(part.handle());
-  int received = 0;
-  do {
-    received = zmq_msg_recv(frame, socket, ZMQ_DONTWAIT);
-  } while (received < 0 && zmq_errno() == EINTR);
-  if (received >= 0) return true;
-  if (is_first && zmq_errno() == EAGAIN) return false;
-  return zmq_failure("receiving from a peer");
+void call_release(void* /*data*/, void* holder) {
+  const std::unique_ptr<Release> release(static_cast<Release*>(holder));
+  // acquire: pairs with the release in make_part().
+  if (release->is_set.load(std::memory_order_acquire)) release->call();
 }
 
-bool has_more(ReceivedPart& part) { return zmq_msg_more(static_cast<zmq_msg_t*>(part.handle())) != 0; }
-
-std::string text_of(const ReceivedPart& part) {
-  return {reinterpret_cast<const char*>(part.bytes().data()), part.bytes().size()};
+// A message that refers to the bytes of `part`, or copies them if it has no `release`. Moves from `release`, and calls
+// it if this throws zmq::error_t.
+zmq::message_t make_part(OutgoingPart& part) {
+  if (!part.release) return zmq::message_t(part.bytes.data(), part.bytes.size());
+  auto holder = std::make_unique<Release>();
+  holder->call = std::exchange(part.release, nullptr);
+  // release: pairs with the acquire in call_release(). libzmq also orders the two, but no sanitizer can see it.
+  holder->is_set.store(true, std::memory_order_release);
+  void* data = const_cast<std::byte*>(part.bytes.data());  // libzmq only reads the bytes that it sends
+  try {
+    zmq::message_t message(data, part.bytes.size(), &call_release, holder.get());
+    static_cast<void>(holder.release());  // call_release owns it from now on
+    return message;
+  } catch (const zmq::error_t&) {
+    holder->call();
+    throw;
+  }
 }
 
-// The descriptor that a message's connection has, or had; -1 if libzmq does not know it.
-int descriptor_of(ReceivedPart& part) { return zmq_msg_get(static_cast<zmq_msg_t*>(part.handle()), ZMQ_SRCFD); }
+// One part of a message that is being received; false if none was waiting.
+Result<bool> try_receive_part(zmq::socket_t& socket, ReceivedPart& part, bool is_first) {
+  bool is_received = false;
+  const auto done = try_zmq("receiving from a peer", [&] {
+    is_received = socket.recv(part.message, zmq::recv_flags::dontwait).has_value();
+    if (!is_received && !is_first) throw zmq::error_t(EAGAIN);  // libzmq queues whole messages
+  });
+  if (!done) return done.error();
+  return is_received;
+}
 
-// A property of a message's connection, set by libzmq or by the authenticator.
+std::string text_of(const ReceivedPart& part) { return part.message.to_string(); }
+
+// The descriptor that a message's connection has, or had; -1 if libzmq does not know it. cppzmq's get() throws for it.
+int descriptor_of(ReceivedPart& part) { return zmq_msg_get(part.message.handle(), ZMQ_SRCFD); }
+
+// A property of a message's connection, set by libzmq or by the authenticator. cppzmq's gets() throws if it is not set.
 std::string property_of(ReceivedPart& part, const char* name) {
-  const char* value = zmq_msg_gets(static_cast<zmq_msg_t*>(part.handle()), name);
+  const char* value = zmq_msg_gets(part.message.handle(), name);
   return value == nullptr ? "" : value;
 }
 
@@ -269,7 +198,7 @@ std::string property_of(ReceivedPart& part, const char* name) {
 
 ZmqFacts ZmqFacts::of_this_process() {
   ZmqFacts facts;
-  ::zmq_version(&facts.major, &facts.minor, &facts.patch);
+  std::tie(facts.major, facts.minor, facts.patch) = zmq::version();
   facts.has_curve = zmq_has("curve") != 0;
   return facts;
 }
@@ -292,43 +221,38 @@ Result<void> check_zmq(const ZmqFacts& facts) {
 
 Result<std::unique_ptr<TcpSocket>> TcpSocket::open_server(SocketContext& context, const ServerSetup& setup,
                                                           const wire::MessageLimits& limits) {
-  return set_up(open(context, ZMQ_ROUTER, limits), "server", [&](Options& options) {
-    options.set(ZMQ_CURVE_SERVER, 1).set(ZMQ_CURVE_SECRETKEY, setup.own.secret_key().bytes());
-    set_up_server(options, setup.zap_domain, setup.handshake_interval);
+  return set_up(open(context, zmq::socket_type::router, limits), "server", [&](zmq::socket_t& socket) {
+    socket.set(zmq::sockopt::curve_server, true);
+    socket.set(zmq::sockopt::curve_secretkey, buffer_of(setup.own.secret_key().bytes()));
+    set_up_server(socket, setup.zap_domain, setup.handshake_interval);
   });
 }
 
 Result<std::unique_ptr<TcpSocket>> TcpSocket::open_client(SocketContext& context, const ClientSetup& setup,
                                                           const wire::MessageLimits& limits) {
-  return set_up(open(context, ZMQ_DEALER, limits), "client", [&](Options& options) {
-    options.set(ZMQ_CURVE_SERVERKEY, setup.server_key.bytes())
-        .set(ZMQ_CURVE_PUBLICKEY, setup.own.public_key().bytes())
-        .set(ZMQ_CURVE_SECRETKEY, setup.own.secret_key().bytes());
-    set_up_client(options, setup.handshake_interval);
+  return set_up(open(context, zmq::socket_type::dealer, limits), "client", [&](zmq::socket_t& socket) {
+    socket.set(zmq::sockopt::curve_serverkey, buffer_of(setup.server_key.bytes()));
+    socket.set(zmq::sockopt::curve_publickey, buffer_of(setup.own.public_key().bytes()));
+    socket.set(zmq::sockopt::curve_secretkey, buffer_of(setup.own.secret_key().bytes()));
+    set_up_client(socket, setup.handshake_interval);
   });
 }
 
 Result<std::unique_ptr<TcpSocket>> TcpSocket::open_ticket_server(SocketContext& context, const TicketServerSetup& setup,
                                                                  const wire::MessageLimits& limits) {
-  return set_up(open(context, ZMQ_ROUTER, limits), "server", [&](Options& options) {
-    options.set(ZMQ_PLAIN_SERVER, 1);
-    set_up_server(options, setup.zap_domain, setup.handshake_interval);
+  return set_up(open(context, zmq::socket_type::router, limits), "server", [&](zmq::socket_t& socket) {
+    socket.set(zmq::sockopt::plain_server, true);
+    set_up_server(socket, setup.zap_domain, setup.handshake_interval);
   });
 }
 
 Result<std::unique_ptr<TcpSocket>> TcpSocket::open_ticket_client(SocketContext& context, const TicketClientSetup& setup,
                                                                  const wire::MessageLimits& limits) {
-  return set_up(open(context, ZMQ_DEALER, limits), "client", [&](Options& options) {
-    const std::string& ticket = setup.ticket.text();
-    options.set(ZMQ_PLAIN_USERNAME, kTicketHolder.data(), kTicketHolder.size())
-        .set(ZMQ_PLAIN_PASSWORD, ticket.data(), ticket.size());
-    set_up_client(options, setup.handshake_interval);
+  return set_up(open(context, zmq::socket_type::dealer, limits), "client", [&](zmq::socket_t& socket) {
+    socket.set(zmq::sockopt::plain_username, kTicketHolder);
+    socket.set(zmq::sockopt::plain_password, setup.ticket.text());
+    set_up_client(socket, setup.handshake_interval);
   });
-}
-
-TcpSocket::~TcpSocket() {
-  guard_.reset();
-  zmq_close(socket_);
 }
 
 Result<Endpoint> TcpSocket::listen(const Endpoint& endpoint, KeyOrigin origin, const PortUse& use) {
@@ -339,41 +263,41 @@ Result<Endpoint> TcpSocket::listen(const Endpoint& endpoint, KeyOrigin origin, c
   if (!guard) return guard.error();
   guard_ = std::move(guard).value();
   const std::string address = zmq_address(found.value(), endpoint.port);
-  const int is_ipv6 = found.value().is_ipv6 ? 1 : 0;
-  if (!Options(socket_).set(ZMQ_IPV6, is_ipv6).is_set() || zmq_bind(socket_, address.c_str()) != 0) {
-    return Fault{Errc::kFailed, "listening at " + address + " failed: " + zmq_strerror(zmq_errno()) +
-                                    "; choose an address of this machine and a free port, or port 0"};
+  auto bound = try_zmq("listening at " + address, [&] {
+    socket_.set(zmq::sockopt::ipv6, found.value().is_ipv6);
+    socket_.bind(address);
+  });
+  if (!bound) {
+    return Fault{bound.error().code,
+                 bound.error().message + "; choose an address of this machine and a free port, or port 0"};
   }
-  std::array<char, 256> bound{};
-  size_t length = bound.size();
-  if (zmq_getsockopt(socket_, ZMQ_LAST_ENDPOINT, bound.data(), &length) != 0)
-    return zmq_failure("getting the address of a server");
-  auto real = Endpoint::parse(bound.data());
-  PENSTOCK_ASSERT(real, "libzmq names its own endpoint ", bound.data());
+  const std::string name = socket_.get(zmq::sockopt::last_endpoint);
+  auto real = Endpoint::parse(name);
+  PENSTOCK_ASSERT(real, "libzmq names its own endpoint ", name);
   return real;
 }
 
 Result<void> TcpSocket::connect(const std::string& address, bool is_ipv6) {
-  if (!Options(socket_).set(ZMQ_IPV6, is_ipv6 ? 1 : 0).is_set() || zmq_connect(socket_, address.c_str()) != 0) {
-    return zmq_failure("connecting to " + address);
-  }
-  return {};
+  return try_zmq("connecting to " + address, [&] {
+    socket_.set(zmq::sockopt::ipv6, is_ipv6);
+    socket_.connect(address);
+  });
 }
 
 // An address that libzmq has given up on is no longer connected, which is the desired state.
-void TcpSocket::disconnect(const std::string& address) { zmq_disconnect(socket_, address.c_str()); }
+void TcpSocket::disconnect(const std::string& address) {
+  static_cast<void>(try_zmq("disconnecting", [&] { socket_.disconnect(address); }));
+}
 
 Result<void> TcpSocket::expect_server(const PublicKey& key) {
-  if (!Options(socket_).set(ZMQ_CURVE_SERVERKEY, key.bytes()).is_set())
-    return zmq_failure("setting up a ZeroMQ client");
-  return {};
+  return try_zmq("setting up a ZeroMQ client",
+                 [&] { socket_.set(zmq::sockopt::curve_serverkey, buffer_of(key.bytes())); });
 }
 
 void TcpSocket::settle() { take_up_events(socket_); }
 
 void TcpSocket::set_linger(std::chrono::milliseconds time) {
-  const int linger_ms = static_cast<int>(time.count());
-  zmq_setsockopt(socket_, ZMQ_LINGER, &linger_ms, sizeof linger_ms);
+  socket_.set(zmq::sockopt::linger, static_cast<int>(time.count()));
 }
 
 Result<void> TcpSocket::check_sizes(std::span<const OutgoingPart> parts) const {
@@ -401,19 +325,18 @@ Result<void> TcpSocket::send(std::string_view routing_id, std::span<OutgoingPart
     }
     return checked;
   }
-  QueuedParts message;
-  bool is_added = !is_router_ || message.try_add_copy(std::as_bytes(std::span(routing_id)));
-  for (OutgoingPart& part : parts) {
-    if (!part.release) {
-      is_added = is_added && message.try_add_copy(part.bytes);
-    } else if (is_added) {
-      is_added = message.try_add(part.bytes, std::exchange(part.release, nullptr));
-    } else {
-      std::exchange(part.release, nullptr)();
-    }
+  std::array<zmq::message_t, wire::kPartCountMax + 1> messages;
+  size_t count = 0;
+  const auto made = try_zmq("sending to a peer", [&] {
+    if (is_router_) messages[count++] = zmq::message_t(routing_id);
+    for (OutgoingPart& part : parts) messages[count++] = make_part(part);
+  });
+  if (!made) {
+    for (OutgoingPart& part : parts)
+      if (part.release) std::exchange(part.release, nullptr)();
+    return Fault{Errc::kNoMemory, "sending to a peer failed: insufficient memory for the message"};
   }
-  if (!is_added) return Fault{Errc::kNoMemory, "sending to a peer failed: insufficient memory for the message"};
-  return message.send(socket_);
+  return send_parts(socket_, std::span(messages).first(count));
 }
 
 Result<ReceiveOutcome> TcpSocket::try_receive(ReceivedMessage& message) {
@@ -437,7 +360,7 @@ Result<ReceiveOutcome> TcpSocket::try_receive(ReceivedMessage& message) {
     auto received = try_receive_part(socket_, part, /*is_first=*/!is_router_ && part_count == 0);
     if (!received) return received.error();
     if (!received.value()) return ReceiveOutcome::kNothing;
-    is_more = has_more(part);
+    is_more = part.message.more();
     if (part_count == 0 && is_router_) {
       message.user_id = property_of(part, "User-Id");
       message.address = property_of(part, "Peer-Address");

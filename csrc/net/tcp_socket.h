@@ -8,7 +8,8 @@
 // Neither direction copies a payload: a sent part stays in place until ZeroMQ has read it, and a received part stays in
 // ZeroMQ's memory.
 
-#include <array>
+#include <zmq.hpp>
+
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -18,6 +19,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/result.h"
@@ -39,20 +41,10 @@ struct OutgoingPart {
 };
 
 // One received part. Its bytes have no guaranteed alignment. Thread-compatible.
-class ReceivedPart {
- public:
-  ReceivedPart();
-  ReceivedPart(ReceivedPart&& other) noexcept;
-  ReceivedPart& operator=(ReceivedPart&& other) noexcept;
-  ~ReceivedPart();
+struct ReceivedPart {
+  std::span<const std::byte> bytes() const { return {message.data<std::byte>(), message.size()}; }
 
-  std::span<const std::byte> bytes() const;
-
-  // The zmq_msg_t, for this room's files that call ZeroMQ.
-  void* handle() { return storage_.data(); }
-
- private:
-  alignas(void*) std::array<std::byte, 64> storage_;
+  zmq::message_t message;
 };
 
 // An error unless this libzmq has CURVE and the fixes of 4.3.3: earlier, anyone who could reach the port could stop a
@@ -114,11 +106,11 @@ class TcpSocket {
                                                                const wire::MessageLimits& limits);
 
   // For the `open` functions.
-  TcpSocket(SocketContext& context, void* socket, bool is_router, const wire::MessageLimits& limits)
-      : context_(context), socket_(socket), is_router_(is_router), limits_(limits) {}
+  TcpSocket(SocketContext& context, zmq::socket_t socket, bool is_router, const wire::MessageLimits& limits)
+      : context_(context), socket_(std::move(socket)), is_router_(is_router), limits_(limits) {}
   TcpSocket(const TcpSocket&) = delete;
   TcpSocket& operator=(const TcpSocket&) = delete;
-  ~TcpSocket();
+  ~TcpSocket() = default;
 
   // Listens on `endpoint`, and returns the address and port that are actually bound. An address that other machines can
   // reach is refused unless the pool's keys were given. From then on connections are bounded, both before and after
@@ -144,10 +136,10 @@ class TcpSocket {
   // How long sent messages may still take to be transmitted after destruction: no time unless this is called.
   void set_linger(std::chrono::milliseconds time);
 
-  Waitable waitable() const { return Waitable(socket_); }
+  Waitable waitable() { return Waitable(socket_); }
 
   // For this room's files that call ZeroMQ.
-  void* handle() const { return socket_; }
+  zmq::socket_t& zmq() { return socket_; }
 
  private:
   Result<void> check_sizes(std::span<const OutgoingPart> parts) const;
@@ -157,10 +149,10 @@ class TcpSocket {
   std::string offence_of(size_t part_count, uint64_t message_bytes) const;
 
   SocketContext& context_;
-  void* socket_;
+  zmq::socket_t socket_;
   const bool is_router_;
   const wire::MessageLimits limits_;
-  std::unique_ptr<StrangerGuard> guard_;  // of a listening socket
+  std::unique_ptr<StrangerGuard> guard_;  // of a listening socket; ends before it
   // By libzmq's descriptor: the routing id of the connection that last sent a message with this number.
   std::unordered_map<int, std::string> noted_;
 };

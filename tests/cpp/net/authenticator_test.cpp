@@ -21,7 +21,7 @@ class AuthenticatorTest : public PoolSocketsTest {
  protected:
   // Asks as libzmq does, and returns the status and the user id.
   std::pair<std::string, std::string> ask(const Frames& request) {
-    const std::unique_ptr<void, int (*)(void*)> socket(zmq_socket(context_.handle(), ZMQ_REQ), &zmq_close);
+    const std::unique_ptr<void, int (*)(void*)> socket(zmq_socket(context_.zmq().handle(), ZMQ_REQ), &zmq_close);
     const int zero = 0;
     zmq_setsockopt(socket.get(), ZMQ_LINGER, &zero, sizeof zero);
     EXPECT_EQ(zmq_connect(socket.get(), "inproc://zeromq.zap.01"), 0);
@@ -122,7 +122,7 @@ TEST_F(AuthenticatorTest, OneWhoseThreadHasFailedSaysSoToItsServer) {
   SocketContext context;
   const auto authenticator = Authenticator::start(context).value();
   EXPECT_TRUE(authenticator->health());
-  zmq_ctx_shutdown(context.handle());  // the sockets of its thread fail
+  context.zmq().shutdown();  // the sockets of its thread fail
   while (authenticator->health()) std::this_thread::yield();
   EXPECT_NE(authenticator->health().error().message.find("waiting for key requests failed"), std::string::npos);
 }
@@ -136,7 +136,7 @@ class WithoutAuthenticator : public PoolSocketsTest {
 };
 
 TEST_F(WithoutAuthenticator, LibzmqItselfLetsAnUnknownKeyIn) {
-  const std::unique_ptr<void, int (*)(void*)> server(zmq_socket(context_.handle(), ZMQ_ROUTER), &zmq_close);
+  const std::unique_ptr<void, int (*)(void*)> server(zmq_socket(context_.zmq().handle(), ZMQ_ROUTER), &zmq_close);
   const int one = 1;
   const auto secret = keys_.pair(Role::kController).secret_key().bytes();
   ASSERT_EQ(zmq_setsockopt(server.get(), ZMQ_CURVE_SERVER, &one, sizeof one), 0);

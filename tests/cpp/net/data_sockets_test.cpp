@@ -145,7 +145,7 @@ TEST_F(DataSocketsTest, StrangersAreTurnedAwayInTheHandshake) {
   const auto keyed = ClientSocket::connect(context_, *resolver_, server->endpoint(), keys_.pair(Role::kTrainer),
                                            keys_.public_key(Role::kWorker))
                          .value();
-  const std::unique_ptr<void, int (*)(void*)> bare(zmq_socket(context_.handle(), ZMQ_DEALER), &zmq_close);
+  const std::unique_ptr<void, int (*)(void*)> bare(zmq_socket(context_.zmq().handle(), ZMQ_DEALER), &zmq_close);
   const int zero = 0;
   zmq_setsockopt(bare.get(), ZMQ_LINGER, &zero, sizeof zero);
   ASSERT_EQ(zmq_connect(bare.get(), server->endpoint().text().c_str()), 0);

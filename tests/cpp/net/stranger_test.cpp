@@ -27,7 +27,9 @@ using test::TcpConnection;
 // A socket of libzmq's own, with nothing of ours around it.
 class RawSocket {
  public:
-  RawSocket(SocketContext& context, int type) : socket_(zmq_socket(context.handle(), type)) { set(ZMQ_LINGER, 0); }
+  RawSocket(SocketContext& context, int type) : socket_(zmq_socket(context.zmq().handle(), type)) {
+    set(ZMQ_LINGER, 0);
+  }
   RawSocket(const RawSocket&) = delete;
   RawSocket& operator=(const RawSocket&) = delete;
   ~RawSocket() { zmq_close(socket_); }
@@ -46,6 +48,7 @@ class RawSocket {
     EXPECT_EQ(zmq_send(socket_, bytes.data(), bytes.size(), is_more ? ZMQ_SNDMORE : 0), static_cast<int>(bytes.size()));
   }
   void* handle() const { return socket_; }
+  zmq::socket_ref ref() const { return zmq::socket_ref(zmq::from_handle, socket_); }
 
  private:
   void* socket_;
@@ -101,7 +104,7 @@ TEST_F(Stranger, ThatExpectsAnotherServerKeyIsRefusedAndTold) {
 
 TEST_F(Stranger, WithoutEncryptionIsRefused) {
   RawSocket plain(context_, ZMQ_DEALER);
-  const auto monitor = ConnectionMonitor::watch(context_, plain.handle()).value();
+  const auto monitor = ConnectionMonitor::watch(context_, plain.ref()).value();
   plain.connect(server_->endpoint());
   plain.send(bytes_of("let me in"));
   const auto event = next_raw_event(*monitor);
@@ -112,7 +115,7 @@ TEST_F(Stranger, WithoutEncryptionIsRefused) {
 
 TEST_F(Stranger, WithAPasswordIsRefused) {
   RawSocket plain(context_, ZMQ_DEALER);
-  const auto monitor = ConnectionMonitor::watch(context_, plain.handle()).value();
+  const auto monitor = ConnectionMonitor::watch(context_, plain.ref()).value();
   plain.set(ZMQ_PLAIN_USERNAME, bytes_of("trainer"));
   plain.set(ZMQ_PLAIN_PASSWORD, bytes_of("trainer"));
   plain.connect(server_->endpoint());
