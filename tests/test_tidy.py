@@ -91,7 +91,7 @@ DOORS: tuple[tuple[str, str], ...] = (
     (r"zmq", r"net/(tcp_)?socket\.h"),
     (r"sodium", r"net/keys\.cpp"),
     (r"openssl/", r"net/seal\.cpp"),
-    (r"nlohmann/", r"dataset/json_value\.cpp"),
+    (r"nlohmann/", r"(dataset/json_value|controller/pool_status)\.cpp"),
     (r"condition_variable$", "base/"),
 )
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Values as JSON text. The only file that includes nlohmann/json.
+// Values as JSON text.
 
 #include <cmath>
 #include <nlohmann/json.hpp>

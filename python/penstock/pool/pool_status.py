@@ -88,10 +88,9 @@ def numerics_of(member: dict[str, Any]) -> str | None:
     return None if found is None else found["kind"]
 
 
-def text_of(escaped: str) -> str:
-    """Return a peer's text for a terminal line. The controller escapes each of its bytes
-    separately."""
-    return printable_line(escaped.encode("latin-1", "replace").decode(errors="replace"))
+def text_of(text: str) -> str:
+    """Return a peer's text for a terminal line."""
+    return printable_line(text)
 
 
 def status_text(status: PoolStatus, *, with_idle: bool = False) -> str:

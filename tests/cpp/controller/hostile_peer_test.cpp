@@ -307,7 +307,7 @@ TEST_F(HostilePeerTest, OperatorsQuestionWithOneWrongFieldIsAnswered) {
       ASSERT_EQ(answers.size(), 1u);
       const auto* costs = std::get_if<wire::Costs>(&answers[0]);
       ASSERT_NE(costs, nullptr);
-      EXPECT_TRUE(is_whole_json(costs->json)) << costs->json;
+      parsed(costs->json);
       for (const char* no_number : {": inf", ": nan", ": -nan"})
         EXPECT_EQ(costs->json.find(no_number), std::string::npos) << costs->json;
     }
