@@ -181,24 +181,15 @@ void write_offset(const NarrowForm& form, const TensorEntry& entry, std::span<co
   });
 }
 
-Result<void> widen_offset(const TensorEntry& entry, std::span<const std::byte> narrow, std::span<std::byte> target) {
-  Result<void> done = malformed_narrow("its elements are not integers");
+void widen_offset(const TensorEntry& entry, const Widening& widening, std::span<const std::byte> narrow,
+                  std::span<std::byte> target) {
   with_integer(entry.dtype, [&](auto type) {
     using T = decltype(type);
-    const size_t count = target.size() / sizeof(T);
-    if (narrow.size() != kBaseBytes + count * offset_bytes(entry.encoding)) {
-      done = malformed_narrow("its length does not match its elements");
-      return;
-    }
-    uint64_t base = 0;
-    std::memcpy(&base, narrow.data(), kBaseBytes);
     with_width(entry.encoding, [&](auto type_of_narrow) {
       using N = decltype(type_of_narrow);
-      add_base(as<N>(narrow.subspan(kBaseBytes)), count, base, as<T>(target));
+      add_base(as<N>(narrow.subspan(kBaseBytes)), widening.item_count, widening.constant, as<T>(target));
     });
-    done = {};
   });
-  return done;
 }
 
 // ---- Bits
@@ -212,9 +203,7 @@ void write_bits(std::span<const std::byte> bytes, std::span<std::byte> target) {
   }
 }
 
-Result<void> widen_bits(const TensorEntry& entry, std::span<const std::byte> narrow, std::span<std::byte> target) {
-  if (entry.dtype != kDTypeBool) return malformed_narrow("its elements are not bools");
-  if (narrow.size() != bit_bytes(target.size())) return malformed_narrow("its length does not match its elements");
+void widen_bits(std::span<const std::byte> narrow, std::span<std::byte> target) {
   for (size_t place = 0; place < narrow.size(); ++place) {
     const auto eight = static_cast<uint64_t>(narrow[place]);
     // Moves bit k to byte k.
@@ -222,7 +211,6 @@ Result<void> widen_bits(const TensorEntry& entry, std::span<const std::byte> nar
     const uint64_t in_order = __builtin_bswap64(spread);
     std::memcpy(target.data() + place * 8, &in_order, std::min<size_t>(8, target.size() - place * 8));
   }
-  return {};
 }
 
 // ---- Rows
@@ -279,23 +267,15 @@ void write_rows(const TensorEntry& entry, std::span<const std::byte> bytes, std:
   std::memcpy(target.data(), &distinct_count, sizeof distinct_count);
 }
 
-Result<void> widen_rows(const TensorEntry& entry, std::span<const std::byte> narrow, std::span<std::byte> target) {
-  const size_t row_count = row_count_of(entry);
-  ByteReader reader(narrow);
-  const auto distinct_count = reader.read<uint32_t>();
-  const auto indices = reader.take(row_count * sizeof(uint32_t));
-  if (!reader.ok() || row_count == 0) return malformed_narrow("its length does not match its rows");
-  const uint64_t row_bytes = target.size() / row_count;
-  if (!are_rows_there(reader.remaining(), distinct_count, row_bytes))
-    return malformed_narrow("its length does not match its rows");
-  const auto rows = reader.take(reader.remaining());
-  for (size_t row = 0; row < row_count; ++row) {
-    uint32_t place = 0;
-    std::memcpy(&place, indices.data() + row * sizeof place, sizeof place);
-    if (place >= distinct_count) return malformed_narrow("it refers to a missing row");
-    std::memcpy(target.data() + row * row_bytes, rows.data() + place * row_bytes, row_bytes);
+void widen_rows(const Widening& widening, std::span<const std::byte> narrow, std::span<std::byte> target) {
+  const uint64_t row_bytes = widening.row_items * widening.item_bytes;
+  const std::byte* const indices = narrow.data() + sizeof(uint32_t);
+  const std::byte* const rows = indices + widening.row_count * sizeof(uint32_t);
+  for (size_t row = 0; row < widening.row_count; ++row) {
+    uint32_t index = 0;
+    std::memcpy(&index, indices + row * sizeof index, sizeof index);
+    std::memcpy(target.data() + row * row_bytes, rows + index * row_bytes, row_bytes);
   }
-  return {};
 }
 
 // ---- Padded
@@ -336,28 +316,21 @@ void write_padded(const NarrowForm& form, const TensorEntry& entry, std::span<co
   }
 }
 
-Result<void> widen_padded(const TensorEntry& entry, std::span<const std::byte> narrow, std::span<std::byte> target) {
-  const auto shape = padded_shape(entry);
-  if (!shape) return malformed_narrow("it has no rows with equal endings");
-  ByteReader reader(narrow);
-  const auto pad_item = reader.read<uint64_t>();
-  const auto lengths = reader.take(shape->row_count * sizeof(uint32_t));
-  if (!reader.ok()) return malformed_narrow("its length does not match its rows");
-  const auto* pad = reinterpret_cast<const std::byte*>(&pad_item);
+void widen_padded(const Widening& widening, std::span<const std::byte> narrow, std::span<std::byte> target) {
+  const auto* const pad = reinterpret_cast<const std::byte*>(&widening.constant);
+  const std::byte* const lengths = narrow.data() + sizeof widening.constant;
+  const std::byte* values = lengths + widening.row_count * sizeof(uint32_t);
   std::byte* to = target.data();
-  for (size_t row = 0; row < shape->row_count; ++row) {
+  for (size_t row = 0; row < widening.row_count; ++row) {
     uint32_t length = 0;
-    std::memcpy(&length, lengths.data() + row * sizeof length, sizeof length);
-    if (length > shape->length) return malformed_narrow("one of its rows is longer than the tensor's rows");
-    const auto values = reader.take(length * shape->item_bytes);
-    if (!reader.ok()) return malformed_narrow("its length does not match its rows");
-    if (!values.empty()) std::memcpy(to, values.data(), values.size());
-    to += values.size();
-    for (size_t place = length; place < shape->length; ++place, to += shape->item_bytes)
-      std::memcpy(to, pad, shape->item_bytes);
+    std::memcpy(&length, lengths + row * sizeof length, sizeof length);
+    const size_t bytes = size_t{length} * widening.item_bytes;
+    std::memcpy(to, values, bytes);
+    values += bytes;
+    to += bytes;
+    for (size_t place = length; place < widening.row_items; ++place, to += widening.item_bytes)
+      std::memcpy(to, pad, widening.item_bytes);
   }
-  if (reader.remaining() != 0) return malformed_narrow("its length does not match its rows");
-  return {};
 }
 
 bool is_taken(const NarrowForm& form, uint64_t plain) {
@@ -396,25 +369,10 @@ void write_narrow(const NarrowForm& form, const TensorEntry& entry, std::span<co
   }
 }
 
-Result<void> widen(const TensorEntry& entry, std::span<const std::byte> narrow, std::span<std::byte> target) {
-  if (!is_contiguous(entry)) return malformed_narrow("its elements are not contiguous");
-  PENSTOCK_ASSERT(target.size() == plain_bytes(entry) && is_narrow(entry.encoding));
-  if (target.empty()) return malformed_narrow("it has no elements");
-  switch (entry.encoding) {
-    case Encoding::kBits: return widen_bits(entry, narrow, target);
-    case Encoding::kRows: return widen_rows(entry, narrow, target);
-    case Encoding::kPadded: return widen_padded(entry, narrow, target);
-    default: return widen_offset(entry, narrow, target);
-  }
-}
-
 namespace {
 
-// The integer types that may have an offset.
-constexpr bool may_have_offset(DTypeCode dtype) { return (dtype >= 2 && dtype <= 4) || dtype == 27 || dtype == 28; }
-
 Result<Widening> check_offset(const TensorEntry& entry, uint64_t plain, std::span<const std::byte> narrow) {
-  if (!may_have_offset(entry.dtype)) return malformed_narrow("its elements are not integers");
+  if (!with_integer(entry.dtype, [](auto) {})) return malformed_narrow("its elements are not integers");
   Widening widening{.encoding = entry.encoding, .item_bytes = dtype_bytes(entry.dtype)};
   widening.item_count = plain / widening.item_bytes;
   if (narrow.size() != kBaseBytes + widening.item_count * offset_bytes(entry.encoding))
@@ -491,6 +449,20 @@ Result<Widening> check_narrow(const TensorEntry& entry, std::span<const std::byt
     case Encoding::kPadded: return check_padded(entry, plain, narrow);
     default: return check_offset(entry, plain, narrow);
   }
+}
+
+Result<void> widen(const TensorEntry& entry, std::span<const std::byte> narrow, std::span<std::byte> target) {
+  const auto checked = check_narrow(entry, narrow);
+  if (!checked) return checked.error();
+  PENSTOCK_ASSERT(target.size() == plain_bytes(entry));
+  const Widening& widening = checked.value();
+  switch (entry.encoding) {
+    case Encoding::kBits: widen_bits(narrow, target); break;
+    case Encoding::kRows: widen_rows(widening, narrow, target); break;
+    case Encoding::kPadded: widen_padded(widening, narrow, target); break;
+    default: widen_offset(entry, widening, narrow, target);
+  }
+  return {};
 }
 
 bool widens_to_bools(const Widening& widening, std::span<const std::byte> narrow) {

@@ -77,8 +77,8 @@ struct Widening {
 };
 static_assert(std::is_trivially_copyable_v<Widening>, "kernels receive it by value");
 
-// Checks the narrow bytes of a tensor, which must not be modified from now on. kMalformed exactly if wire::widen()
-// rejects them. Reads one number for each row, and no elements.
+// Checks the narrow bytes of a tensor, which must not be modified from now on; widen() starts with this check. Reads
+// one number for each row, and no elements.
 Result<Widening> check_narrow(const TensorEntry& entry, std::span<const std::byte> narrow);
 
 // Whether a tensor of bools is widened only to 0 and 1. `widening` is the result of its check.

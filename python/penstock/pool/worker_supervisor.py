@@ -5,8 +5,8 @@ been stopped.
 They consist of several processes: one server, a program without Python and torch, which has the
 keys and sockets of all workers; one warm process, which the server starts and from which it has one
 process forked for each job; and these job processes. The supervisor monitors the server. A server
-reports over a pipe why it ends, and which of its workers have left before (csrc/base/child_process.h);
-its exit code is only logged.
+reports over a pipe why it ends, and which of its workers have left before
+(csrc/base/child_process.h); its exit code is only logged.
 """
 
 from __future__ import annotations
