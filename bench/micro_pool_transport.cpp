@@ -45,8 +45,8 @@ namespace {
 
 constexpr size_t kSlabCount = 4;      // used in turn, as a worker's and a trainer's are
 constexpr int kPoolWarmUpCount = 16;  // until the heap that ZeroMQ receives into has grown
-constexpr int kAskedAhead = 2;
-constexpr auto kSilenceMax = std::chrono::milliseconds(10'000);
+constexpr int kRequestedAhead = 2;
+constexpr auto kReceiveTimeout = std::chrono::milliseconds(10'000);
 
 using Slabs = std::vector<std::vector<std::byte>>;
 
@@ -99,7 +99,7 @@ class Sender {
   clockid_t clock_{};
 };
 
-void tell_port(int port_fd, uint16_t port) {
+void send_port(int port_fd, uint16_t port) {
   if (::write(port_fd, &port, sizeof port) != static_cast<ssize_t>(sizeof port)) ::_exit(EXIT_FAILURE);
   ::close(port_fd);
 }
@@ -162,7 +162,7 @@ void serve_raw(int port_fd, size_t batch_bytes) {
   auto* const any = reinterpret_cast<sockaddr*>(&address);
   if (::bind(listener.get(), any, size) != 0 || ::listen(listener.get(), 1) != 0) return;
   if (::getsockname(listener.get(), any, &size) != 0) return;
-  tell_port(port_fd, ntohs(address.sin_port));
+  send_port(port_fd, ntohs(address.sin_port));
   const FileDescriptor peer(::accept(listener.get(), nullptr, nullptr));
   set_no_delay(peer.get());
   const Slabs slabs = make_slabs(batch_bytes);
@@ -186,8 +186,8 @@ void run_raw(benchmark::State& state, bool is_copied) {
   set_no_delay(peer.get());
   Slabs slabs = make_slabs(batch_bytes);
   std::vector<std::byte> buffer(std::min<size_t>(wire::kPieceBytesMax, batch_bytes));
-  const std::array<std::byte, kAskedAhead> asks{};
-  if (!send_all(peer.get(), std::span(asks).first(kAskedAhead - 1))) return state.SkipWithError("asking failed");
+  const std::array<std::byte, kRequestedAhead> asks{};
+  if (!send_all(peer.get(), std::span(asks).first(kRequestedAhead - 1))) return state.SkipWithError("asking failed");
   size_t number = 0;
   measure(state, sender, [&] {
     if (!send_all(peer.get(), std::span(asks).first(1))) return false;
@@ -238,7 +238,7 @@ void serve_zmq(int port_fd, size_t batch_bytes) {
   size_t size = address.size();
   if (zmq_bind(socket, "tcp://127.0.0.1:*") != 0) return;
   if (zmq_getsockopt(socket, ZMQ_LAST_ENDPOINT, address.data(), &size) != 0) return;
-  tell_port(port_fd, static_cast<uint16_t>(std::stoi(std::string(address.data()).substr(16))));
+  send_port(port_fd, static_cast<uint16_t>(std::stoi(std::string(address.data()).substr(16))));
   const Slabs slabs = make_slabs(batch_bytes);
   std::array<char, 64> peer{};
   for (size_t number = 0;; ++number) {
@@ -264,14 +264,14 @@ void BM_PoolZmq(benchmark::State& state) {
   const Sender sender([&](int port_fd) { serve_zmq(port_fd, batch_bytes); });
   const net::SocketContext context;
   const std::unique_ptr<void, int (*)(void*)> socket(zmq_socket(context.handle(), ZMQ_DEALER), &zmq_close);
-  const int silence_ms = static_cast<int>(kSilenceMax.count());
+  const int silence_ms = static_cast<int>(kReceiveTimeout.count());
   const int no_linger = 0;
   zmq_setsockopt(socket.get(), ZMQ_RCVTIMEO, &silence_ms, sizeof silence_ms);
   zmq_setsockopt(socket.get(), ZMQ_LINGER, &no_linger, sizeof no_linger);
   if (zmq_connect(socket.get(), ("tcp://127.0.0.1:" + std::to_string(sender.port())).c_str()) != 0)
     return state.SkipWithError("the sender cannot be reached");
   Assembly assembly(batch_bytes);
-  for (int count = 1; count < kAskedAhead; ++count) zmq_send(socket.get(), "", 1, 0);
+  for (int count = 1; count < kRequestedAhead; ++count) zmq_send(socket.get(), "", 1, 0);
   measure(state, sender, [&] {
     zmq_send(socket.get(), "", 1, 0);
     for (bool is_whole = false; !is_whole;) {
@@ -304,7 +304,7 @@ struct PoolKeys {
 };
 
 bool await(std::span<const net::Waitable> sockets) {
-  return static_cast<bool>(net::wait_readable(sockets, {}, {}, kSilenceMax));
+  return static_cast<bool>(net::wait_readable(sockets, {}, {}, kReceiveTimeout));
 }
 
 bool await_connection(net::ClientSocket& socket) {
@@ -322,7 +322,7 @@ void serve_curve(int port_fd, size_t batch_bytes, const net::KeyRing& keys) {
   const auto socket = net::ServerSocket::bind(context, *authenticator, {.host = "127.0.0.1", .port = 0}, keys,
                                               {.allowed_roles = {net::Role::kTrainer}})
                           .value();
-  tell_port(port_fd, socket->endpoint().port);
+  send_port(port_fd, socket->endpoint().port);
   const Slabs slabs = make_slabs(batch_bytes);
   const std::array<net::Waitable, 1> waitables{socket->waitable()};
   net::ServerReceipt receipt;
@@ -354,7 +354,7 @@ void BM_PoolCurve(benchmark::State& state) {
   const auto waitables = socket.waitables();
   Assembly assembly(batch_bytes);
   const std::array<std::byte, 1> ask{};
-  for (int count = 1; count < kAskedAhead; ++count) static_cast<void>(socket.send(ask));
+  for (int count = 1; count < kRequestedAhead; ++count) static_cast<void>(socket.send(ask));
   net::ClientReceipt receipt;
   measure(state, sender, [&] {
     if (!socket.send(ask)) return false;
@@ -386,13 +386,13 @@ void serve_sealed(int port_fd, size_t batch_bytes, const net::KeyRing& keys) {
                       const uint64_t one = 1;
                       static_cast<void>(::write(room_fd.get(), &one, sizeof one));
                     }).value();
-  tell_port(port_fd, socket->endpoint().port);
+  send_port(port_fd, socket->endpoint().port);
   const Slabs slabs = make_slabs(batch_bytes);
   const std::array<net::Waitable, 2> waitables{socket->waitable(), data->waitable()};
   const std::array<int, 1> fds{room_fd.get()};
   std::array<bool, 1> is_readable{};
   net::ServerReceipt receipt;
-  size_t asked_count = 0;
+  size_t requested_count = 0;
   uint64_t offset = 0;
   for (size_t number = 0;;) {
     uint64_t told = 0;
@@ -400,7 +400,7 @@ void serve_sealed(int port_fd, size_t batch_bytes, const net::KeyRing& keys) {
     while (socket->try_receive(receipt).value()) {
       const auto request = wire::parse_to_worker(receipt.parts.front().bytes());
       if (!request || !request.value().offer) {
-        ++asked_count;
+        ++requested_count;
         continue;
       }
       auto grant = data->begin(kLink.trainer_id, kLink.link, *request.value().offer).value();
@@ -410,7 +410,7 @@ void serve_sealed(int port_fd, size_t batch_bytes, const net::KeyRing& keys) {
       if (!socket->send(receipt.peer.routing_id, welcome)) return;
     }
     if (!data->receive()) return;
-    while (asked_count > 0 && data->has_room()) {
+    while (requested_count > 0 && data->has_room()) {
       const std::span<const std::byte> batch = slabs[number % kSlabCount];
       const auto piece = piece_of(batch, offset);
       const wire::PieceHead head{
@@ -420,9 +420,9 @@ void serve_sealed(int port_fd, size_t batch_bytes, const net::KeyRing& keys) {
       if (offset < batch.size()) continue;
       offset = 0;
       ++number;
-      --asked_count;
+      --requested_count;
     }
-    if (!net::wait_readable(waitables, fds, is_readable, kSilenceMax)) return;
+    if (!net::wait_readable(waitables, fds, is_readable, kReceiveTimeout)) return;
   }
 }
 
@@ -453,7 +453,7 @@ void BM_PoolSockets(benchmark::State& state) {
   Slabs slabs = make_slabs(batch_bytes);
   size_t number = 0;
   const std::array<std::byte, 1> ask{};
-  for (int count = 1; count < kAskedAhead; ++count) static_cast<void>(socket.send(ask));
+  for (int count = 1; count < kRequestedAhead; ++count) static_cast<void>(socket.send(ask));
   measure(state, sender, [&] {
     if (!socket.send(ask)) return false;
     std::span<std::byte> rest = slabs[number++ % kSlabCount];

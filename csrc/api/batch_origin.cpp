@@ -120,7 +120,7 @@ void BatchOrigin::check_same(loader::Batch& made, const std::vector<at::Tensor>&
   const auto& keys = made.frame().boundary_keys;
   for (size_t index = 0; is_same && index < keys_.size(); ++index) {
     const auto key = std::find(keys.begin(), keys.end(), keys_[index]);
-    if (key == keys.end() || !boundary_[index].is_as_it_came()) continue;
+    if (key == keys.end() || !boundary_[index].is_unchanged()) continue;
     const at::Tensor& now = made.tensors()[leaf_count + static_cast<size_t>(key - keys.begin())];
     is_same = runtime::is_same_bits(boundary_[index].tensor.cpu(), now.cpu());
   }

@@ -60,7 +60,7 @@ class BatchOrigin {
         : tensor(std::move(of)),
           address(tensor.const_data_ptr()),
           version(tensor.is_inference() ? 0 : tensor.unsafeGetTensorImpl()->version_counter().current_version()) {}
-    bool is_as_it_came() const {
+    bool is_unchanged() const {
       return !tensor.is_inference() && tensor.const_data_ptr() == address &&
              tensor.unsafeGetTensorImpl()->version_counter().current_version() == version;
     }

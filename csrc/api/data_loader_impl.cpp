@@ -85,8 +85,8 @@ void DataLoader::Impl::begin_from(const api::LoadedState& loaded) {
     ++epoch_count_;
     return begin_fresh();
   }
-  loaded.generators.put_back_own(options_.generator);
-  const bool is_replayed = loaded.point || !loaded.generators.is_of_now();
+  loaded.generators.restore_own(options_.generator);
+  const bool is_replayed = loaded.point || !loaded.generators.is_current();
   api::EpochAccount account{.epoch = epoch_count_, .start = loaded.generators};
   const api::ResumePoint* point = loaded.point ? &*loaded.point : nullptr;
   if (!is_replayed) return begin(std::move(account), point);

@@ -84,7 +84,7 @@ std::vector<int64_t> SharedSamplerOrder::pull(uint64_t count) {
 
 namespace {
 
-std::string spoken(const std::optional<int64_t>& value) { return value ? std::to_string(*value) : "None"; }
+std::string format_optional(const std::optional<int64_t>& value) { return value ? std::to_string(*value) : "None"; }
 
 std::optional<int64_t> to_integer(const std::string& text) {
   int64_t value = 0;
@@ -110,8 +110,8 @@ void check_without_ranks(const Options& options) {
       {"rank", options.rank}, {"world_size", options.world_size}, {"global_batch_size", options.global_batch_size}};
   for (const auto& [name, value] : given) {
     if (!value) continue;
-    refuse(std::string(name) + "=" + spoken(value) + " requires shard_by_rank; set shard_by_rank, or leave " + name +
-           " unset");
+    refuse(std::string(name) + "=" + format_optional(value) + " requires shard_by_rank; set shard_by_rank, or leave " +
+           name + " unset");
   }
   if (options.remainder) {
     refuse("remainder requires shard_by_rank; set shard_by_rank, or leave remainder unset");
@@ -122,8 +122,9 @@ void check_without_ranks(const Options& options) {
 
 JobPlace place_in_job(const Options& options) {
   if (options.rank.has_value() != options.world_size.has_value()) {
-    refuse("rank and world_size must be passed together, got rank=" + spoken(options.rank) + " and world_size=" +
-           spoken(options.world_size) + "; pass both, or neither to use the values of this process");
+    refuse("rank and world_size must be passed together, got rank=" + format_optional(options.rank) +
+           " and world_size=" + format_optional(options.world_size) +
+           "; pass both, or neither to use the values of this process");
   }
   const JobPlace job = options.rank ? JobPlace{*options.rank, *options.world_size} : place_in_environment();
   if (job.rank < 0 || job.rank >= job.world_size) {
@@ -162,7 +163,8 @@ Options with_ranks(Options options) {
              " ranks, but must be at least " + std::to_string(world_size) + ", one sample for each rank");
     }
     if (options.batch_size != 1) {
-      refuse("batch_size is " + spoken(options.batch_size) + " and global_batch_size is " + std::to_string(size) +
+      refuse("batch_size is " + format_optional(options.batch_size) + " and global_batch_size is " +
+             std::to_string(size) +
              "; pass batch_size for a fixed batch size per rank, or global_batch_size for a fixed step size over all "
              "ranks");
     }

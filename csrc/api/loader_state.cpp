@@ -107,24 +107,24 @@ Value GeneratorSnapshot::to_value(bool shuffles) const {
                       {"own", Value::dict(std::move(own))}});
 }
 
-void GeneratorSnapshot::put_back_default() const {
+void GeneratorSnapshot::restore_default() const {
   if (of_default_.defined()) set_state(default_generator(), of_default_);
 }
 
-void GeneratorSnapshot::put_back_own(const std::optional<at::Generator>& own) const {
+void GeneratorSnapshot::restore_own(const std::optional<at::Generator>& own) const {
   if (own && of_own_.defined()) set_state(*own, of_own_);
 }
 
-bool GeneratorSnapshot::is_of_now() const {
+bool GeneratorSnapshot::is_current() const {
   return !of_default_.defined() || at::equal(of_default_, get_state(default_generator()));
 }
 
 GeneratorsReplayed::GeneratorsReplayed(const GeneratorSnapshot& snapshot)
     : before_(GeneratorSnapshot::take(std::nullopt)) {
-  snapshot.put_back_default();
+  snapshot.restore_default();
 }
 
-GeneratorsReplayed::~GeneratorsReplayed() { before_.put_back_default(); }
+GeneratorsReplayed::~GeneratorsReplayed() { before_.restore_default(); }
 
 namespace {
 
@@ -222,12 +222,12 @@ Value BuiltLoader::to_value() const {
 Value make_state(const BuiltLoader& built, const EpochAccount* account, int64_t epoch_count) {
   const bool shuffles = built.options->shuffle && !built.is_iterable;
   const bool is_finished = account != nullptr && account->progress->is_finished();
-  const bool is_under_way = account != nullptr && account->base_seed && !is_finished;
+  const bool is_in_progress = account != nullptr && account->base_seed && !is_finished;
   const uint64_t answered_count = account != nullptr ? account->progress->answered_count() : 0;
   const uint64_t yielded_count = account != nullptr ? account->progress->yielded_count() : 0;
   Value generators;
   Value shards;
-  if (is_under_way) {
+  if (is_in_progress) {
     generators = account->start.to_value(shuffles);
     const loader::EpochProgress& progress = *account->progress;
     Value::Items counts;
@@ -259,13 +259,13 @@ Value make_state(const BuiltLoader& built, const EpochAccount* account, int64_t 
                           {"_iterator_finished", is_finished},
                           {"version", kVersion},
                           {"built", built.to_value()},
-                          {"epoch", is_under_way ? account->epoch : epoch_count},
-                          {"base_seed", is_under_way ? Value(*account->base_seed) : Value()},
+                          {"epoch", is_in_progress ? account->epoch : epoch_count},
+                          {"base_seed", is_in_progress ? Value(*account->base_seed) : Value()},
                           {"draws_seed", true},
                           {"generators", std::move(generators)},
                           {"shards", std::move(shards)},
                           {"dataset", Value()}};
-  if (is_under_way && account->share) state.push_back({"samples", account->share->samples_before(answered_count)});
+  if (is_in_progress && account->share) state.push_back({"samples", account->share->samples_before(answered_count)});
   return Value::dict(std::move(state));
 }
 

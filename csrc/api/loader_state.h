@@ -39,9 +39,9 @@ class GeneratorSnapshot {
   // The part "generators" of a state. States of Python-only generators in a loaded state are kept.
   Value to_value(bool shuffles) const;
 
-  void put_back_default() const;
-  void put_back_own(const std::optional<at::Generator>& own) const;
-  bool is_of_now() const;
+  void restore_default() const;
+  void restore_own(const std::optional<at::Generator>& own) const;
+  bool is_current() const;
 
  private:
   at::Tensor of_default_;  // torch's default generator; undefined in a state that leaves it out

@@ -41,7 +41,7 @@ constexpr auto kEndMax = std::chrono::seconds(5);
 // PENSTOCK_WORKER overrides the installed program.
 std::string native_program() {
   if (std::string given = environment("PENSTOCK_WORKER").value_or(""); !given.empty()) return given;
-  return program_beside_library("penstock-worker");
+  return program_next_to_library("penstock-worker");
 }
 
 std::vector<std::string> command_of(OwnProcesses::Kind kind, const std::string& handover, int report_fd) {
@@ -61,7 +61,7 @@ std::vector<std::string> command_of(OwnProcesses::Kind kind, const std::string& 
 Fault not_listening(OwnProcesses::Kind kind, int64_t count, ChildProcess& process, const std::string& program) {
   const bool has_ended = process.wait_until(steady_clock::now() + milliseconds(500));
   std::string text = "a local DataLoader worker (num_workers=" + std::to_string(count) + ", " + program +
-                     ") has not opened its port and " + (has_ended ? process.poll()->spoken() : "is still starting") +
+                     ") has not opened its port and " + (has_ended ? process.poll()->describe() : "is still starting") +
                      "; check its output on stderr";
   if (kind == OwnProcesses::Kind::kPython)
     text += "; it requires a Python with penstock: PENSTOCK_PYTHON, or python3 on PATH";
@@ -90,12 +90,12 @@ Result<OwnProcesses> OwnProcesses::start(Kind kind, int64_t count) {
     program = command[0];
     auto started = ChildProcess::start({.command = command, .passed_fd = report.get()});
     if (!started) {
-      const char* remedy =
+      const char* hint =
           kind == Kind::kPython
               ? "; its dataset is a Python object: install a Python with penstock on this machine and set "
                 "PENSTOCK_PYTHON to it, or use only a pool (num_workers=0)"
               : "; set PENSTOCK_WORKER to the program penstock-worker, which is installed next to the library";
-      return Fault{Errc::kUnsupported, started.error().message + remedy};
+      return Fault{Errc::kUnsupported, started.error().message + hint};
     }
     own.processes_.push_back(std::move(started).value());
   }
@@ -128,7 +128,7 @@ std::vector<OwnProcesses::Loss> OwnProcesses::take_losses() {
     const auto& end = processes_[index].poll();
     if (!end) continue;
     lost_.insert(index);
-    losses.push_back({.worker_id = workers_[index].worker_id, .pid = processes_[index].pid(), .how = end->spoken()});
+    losses.push_back({.worker_id = workers_[index].worker_id, .pid = processes_[index].pid(), .how = end->describe()});
   }
   return losses;
 }
@@ -185,7 +185,7 @@ DatasetShape shape_of(loader::Batch& batch) {
     const std::string worker = error->worker.empty() ? "a worker" : "worker " + error->worker;
     throw Error(ErrorKind::kWorker, worker + " cannot describe the dataset: " + error->text);
   }
-  const std::string worker = "worker " + spoken_id(batch.times().worker_id);
+  const std::string worker = "worker " + format_id(batch.times().worker_id);
   const auto refuse = [&](const std::string& seen) {
     throw Error(ErrorKind::kWorker, worker + " must describe the dataset as a dict of 'iterable', a " +
                                         "bool, and 'size', an integer >= 0, or None for an iterable dataset; got " +
@@ -235,7 +235,7 @@ PoolWorkers::PoolWorkers(const AnyDataset& dataset, const Options& options, std:
     own_ = value_or_raise(OwnProcesses::start(is_plugin ? OwnProcesses::Kind::kNative : OwnProcesses::Kind::kPython,
                                               options.num_workers));
   }
-  shape_ = ask_for_shape();
+  shape_ = request_shape();
   // A shard is read in order, so a single batch of it could not be made again.
   if (controller_ && !shape_.is_iterable) withhold_leaves(options_.timeout);
 }
@@ -290,7 +290,7 @@ PoolWorkers::Client PoolWorkers::open_client(bool is_iterable, uint32_t shard_co
           .job_kind =
               std::holds_alternative<PluginDataset>(job_.dataset) ? wire::JobKind::kPlugin : wire::JobKind::kPython,
           .torch = wire::torch_number(TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR),
-          .said_size = said_size_,
+          .reported_size = reported_size_,
           .job_rank = pool_client::job_rank(pool_client::identity_of_launched_job(), job_.name,
                                             static_cast<uint32_t>(place.rank), static_cast<uint32_t>(place.world_size)),
           .numerics = runtime::numeric_fingerprint()},
@@ -316,7 +316,7 @@ void PoolWorkers::name_blobs(PoolClient& client) {
 }
 
 // Asks a worker that has loaded the dataset for its description, which the worker sends instead of a batch.
-DatasetShape PoolWorkers::ask_for_shape() {
+DatasetShape PoolWorkers::request_shape() {
   const Client client = open_client(false, 1);
   client->begin_epoch(wire::EpochSeeds().to_bytes());
   client->submit({});
@@ -328,8 +328,8 @@ DatasetShape PoolWorkers::ask_for_shape() {
     switch (event.kind) {
       case Event::Kind::kBatch: {
         const DatasetShape shape = shape_of(*event.batch);
-        said_size_ = {.size = shape.is_iterable ? wire::kNoSize : static_cast<uint64_t>(shape.sample_count),
-                      .by = spoken_id(event.batch->times().worker_id)};
+        reported_size_ = {.size = shape.is_iterable ? wire::kNoSize : static_cast<uint64_t>(shape.sample_count),
+                          .by = format_id(event.batch->times().worker_id)};
         client->stop();
         return shape;
       }
@@ -368,7 +368,7 @@ void PoolWorkers::look_after(PoolClient& client) {
   }
   const auto now = steady_clock::now();
   if (!waiting_since_) waiting_since_ = now;
-  if (now - *waiting_since_ < kQuiet || std::exchange(is_waiting_told_, true)) return;
+  if (now - *waiting_since_ < kQuiet || std::exchange(is_wait_logged_, true)) return;
   TORCH_WARN("DataLoader is waiting for workers: ", client.describe_pool());
 }
 

@@ -74,7 +74,7 @@ class PoolWorkers final : public WorkerSet {
   using Client = std::shared_ptr<pool_client::PoolClient>;
 
   Client open_client(bool is_iterable, uint32_t shard_count);
-  DatasetShape ask_for_shape();
+  DatasetShape request_shape();
   void use_prefixes(std::vector<Message> messages) override;
   void use_shipment(std::optional<std::vector<std::byte>> shipment) override;
   void name_blobs(pool_client::PoolClient& client);
@@ -90,14 +90,14 @@ class PoolWorkers final : public WorkerSet {
   wire::BlobId job_id_{};
   std::string transform_blob_;
   DatasetShape shape_;
-  pool_client::PoolIoOptions::SaidSize said_size_;  // and the worker that reported shape_
+  pool_client::PoolIoOptions::ReportedSize reported_size_;  // and the worker that reported shape_
   Client client_;
   std::shared_ptr<loader::Client> as_client_;  // client_ as its base class
   std::vector<Message> prefixes_;
   std::optional<std::vector<std::byte>> shipment_;
   std::vector<OwnProcesses::Loss> losses_;
   std::optional<std::chrono::steady_clock::time_point> waiting_since_;
-  bool is_waiting_told_ = false;
+  bool is_wait_logged_ = false;
 };
 
 }  // namespace penstock::api

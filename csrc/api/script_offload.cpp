@@ -54,7 +54,7 @@ std::optional<std::vector<std::optional<uint32_t>>> indices_of(const std::vector
   std::vector<std::optional<uint32_t>> indices;
   for (const at::Tensor& tensor : tensors) {
     const auto leaf = is_plain(tensor) ? origin.leaf_of(tensor) : std::nullopt;
-    if (leaf && !origin.leaves()[*leaf].is_as_it_came()) return std::nullopt;
+    if (leaf && !origin.leaves()[*leaf].is_unchanged()) return std::nullopt;
     indices.push_back(leaf);
   }
   return indices;
@@ -70,7 +70,7 @@ graph::CutMode mode_of(OffloadOptions::Cut cut) {
 }
 
 // Formats the list of batches that were used without a comparison.
-std::string spoken_batches(std::vector<int64_t> batches) {
+std::string format_batches(std::vector<int64_t> batches) {
   if (batches.empty()) return "No batch was used without a comparison since the last correct one";
   std::sort(batches.begin(), batches.end());
   std::string text = "Used without a comparison since the last correct one: batch ";
@@ -83,7 +83,7 @@ std::string spoken_batches(std::vector<int64_t> batches) {
   return text;
 }
 
-Plan::Group spoken(const graph::PlanGroup& group) {
+Plan::Group to_plan_group(const graph::PlanGroup& group) {
   return {.label = group.label, .reason = group.reason, .worker_s = group.worker_s, .trainer_s = group.trainer_s};
 }
 
@@ -210,7 +210,7 @@ ScriptCut* OffloadedModule::Impl::repriced(ScriptCut* cut, Call& call) {
   if (cut == nullptr || !pricing_ || !workers) return cut;
   const auto change = pricing_->look_at(cut->priced, workers->is_elsewhere());
   if (!change) return cut;
-  pricing_->note_odd_step();
+  pricing_->note_atypical_step();
   call.complete(/*is_check=*/true);
   const auto place = std::find_if(cuts_.begin(), cuts_.end(), [&](const auto& one) { return one.get() == cut; });
   std::unique_ptr<ScriptCut> other;
@@ -269,7 +269,7 @@ ScriptCut* OffloadedModule::Impl::find(Call& call) {
     const auto accelerators = cuts_.back()->accelerators();
     pricing_->set_device(accelerators.empty() ? std::nullopt : std::optional(accelerators.front()));
     cuts_.back()->priced = priced(*cuts_.back(), std::make_shared<graph::GraphPricing>());
-    pricing_->note_odd_step();
+    pricing_->note_atypical_step();
   }
   install();
   return cuts_.back().get();
@@ -356,7 +356,7 @@ std::optional<std::vector<at::Tensor>> OffloadedModule::Impl::boundary_of(Script
   const auto settled = cut.settled.find(setting);
   if (settled == cut.settled.end() || cut.unchecked.size() + 1 >= verify_every) {
     call.complete(/*is_check=*/true);
-    if (pricing_) pricing_->note_odd_step();
+    if (pricing_) pricing_->note_atypical_step();
     if (!is_right(cut, call.values, boundary, setting, batch_number)) return std::nullopt;
     cut.unchecked.clear();
     if (cut.settled.size() >= kSettingsMax) cut.settled.clear();
@@ -379,7 +379,7 @@ bool OffloadedModule::Impl::is_right(ScriptCut& cut, const ScriptCall& call, con
   for (size_t index = 0; index < boundary.size(); ++index) {
     if (runtime::is_same_bits(boundary[index], expected.toTupleRef().elements()[index].toTensor())) continue;
     give_up("the workers' result of " + cut.operators[index] + " differs from the trainer's result in batch " +
-            std::to_string(batch_number) + ". " + spoken_batches(cut.unchecked));
+            std::to_string(batch_number) + ". " + format_batches(cut.unchecked));
     return false;
   }
   if (cut.settled.contains(setting)) return true;
@@ -440,8 +440,8 @@ Plan OffloadedModule::Impl::plan() const {
   if (!was_called_ && plan.refused.empty())
     plan.refused.push_back("the module has not been called yet; its first call creates the plan");
   if (last_ == nullptr) return plan;
-  for (const graph::PlanGroup& group : last_->plan().moved) plan.moved.push_back(spoken(group));
-  for (const graph::PlanGroup& group : last_->plan().kept) plan.kept.push_back(spoken(group));
+  for (const graph::PlanGroup& group : last_->plan().moved) plan.moved.push_back(to_plan_group(group));
+  for (const graph::PlanGroup& group : last_->plan().kept) plan.kept.push_back(to_plan_group(group));
   plan.raw_bytes = last_->plan().raw_bytes;
   plan.boundary_bytes = last_->plan().boundary_bytes;
   return plan;

@@ -113,7 +113,7 @@ c10::IValue ScriptPricing::run(const Cut& cut, const Run& whole, const Run& suff
   if (!cut || !cut->pricing->wants_timed_calls()) return suffix();
   const auto timed = cut->pricing->next_timed_call();
   if (!timed) return suffix();
-  note_odd_step();
+  note_atypical_step();
   c10::IValue result;
   cut->pricing->note(*timed, seconds_of(*timed == graph::TimedCall::kWhole ? whole : suffix, result));
   // Timing slowed the trainer down, and workers got ahead.

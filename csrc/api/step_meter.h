@@ -64,7 +64,7 @@ class ScriptPricing {
   // The device of the module; none for the CPU.
   void set_device(std::optional<c10::Device> device);
   // Excludes this step from the measurements, because it included planning or a comparison.
-  void note_odd_step() { meter_->loads()->skip(); }
+  void note_atypical_step() { meter_->loads()->skip(); }
   // Runs the suffix, or instead the whole module, and may time it.
   c10::IValue run(const Cut& cut, const Run& whole, const Run& suffix);
   // Call for each call of a cut. Returns a change of plan if another plan is predicted to be, or has been, faster.

@@ -32,9 +32,9 @@ std::optional<std::string> odd_surroundings() {
   return std::nullopt;
 }
 
-std::string program_beside_library(const std::string& name) {
+std::string program_next_to_library(const std::string& name) {
   Dl_info info{};
-  if (::dladdr(reinterpret_cast<const void*>(&program_beside_library), &info) != 0 && info.dli_fname != nullptr) {
+  if (::dladdr(reinterpret_cast<const void*>(&program_next_to_library), &info) != 0 && info.dli_fname != nullptr) {
     std::error_code error;
     const auto library = std::filesystem::canonical(info.dli_fname, error);
     const auto program = library.parent_path() / name;

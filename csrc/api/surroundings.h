@@ -18,7 +18,7 @@ std::optional<std::string> odd_surroundings();
 
 // The path of a program that is installed in the folder of libpenstock.so; if it is not in that folder, its bare name,
 // which is looked up on PATH.
-std::string program_beside_library(const std::string& name);
+std::string program_next_to_library(const std::string& name);
 
 // The torch version that is loaded in this process; `otherwise` if it does not report its version (before 2.9).
 TorchVersion loaded_torch(TorchVersion otherwise);

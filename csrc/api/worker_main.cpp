@@ -96,7 +96,7 @@ int serve_trainer(const WorkerOptions& options, ProcessLog& log) {
     return EXIT_FAILURE;
   }
   worker::PoolServer& its = *server.value();
-  log.set_name("penstock-worker " + spoken_id(its.worker_id()).substr(0, 8));
+  log.set_name("penstock-worker " + format_id(its.worker_id()).substr(0, 8));
   if (options.report_fd >= 0) report(options.report_fd, its);
   // The native thread drains the worker, even while the dataset is busy.
   const std::jthread signals([&](const std::stop_token& stop) {
@@ -146,9 +146,9 @@ class Supervised {
   bool look_after(bool is_ending) {
     if (child_) {
       const bool has_ended = child_->poll().has_value();  // its last report is in the pipe by then
-      const bool had_told = pipe_->end().has_value();
+      const bool had_reported = pipe_->end().has_value();
       static_cast<void>(pipe_->read());
-      if (pipe_->end() && !had_told) kill_within(kExitMax);
+      if (pipe_->end() && !had_reported) kill_within(kExitMax);
       if (has_ended && take_end(is_ending)) return true;
     }
     if (child_) kill_if_late();
@@ -180,23 +180,23 @@ class Supervised {
 
   bool take_end(bool is_ending) {
     const auto word = pipe_->end();
-    const bool has_told = !pipe_->text().empty();
-    const std::string how = "a process " + child_->poll()->spoken() + (has_told ? ": " + pipe_->text() : "");
+    const bool has_reported = !pipe_->text().empty();
+    const std::string how = "a process " + child_->poll()->describe() + (has_reported ? ": " + pipe_->text() : "");
     // Workers that have left are not started again.
     for (auto place = pipe_->left().rbegin(); place != pipe_->left().rend(); ++place)
       if (*place < workers_.size()) workers_.erase(workers_.begin() + static_cast<ptrdiff_t>(*place));
     // If one has served before, its port may not be free yet.
-    const bool is_of_no_use = word == ExitWord::kUseless && (pipe_->has_served() || !has_served_);
+    const bool is_useless = word == ExitWord::kUseless && (pipe_->has_served() || !has_served_);
     has_served_ = has_served_ || pipe_->has_served();
     child_.reset();
     pipe_.reset();
     kill_at_.reset();
     if (is_ending || word == ExitWord::kDrained || workers_.empty()) {
-      if (has_told) log_.tell(how);
+      if (has_reported) log_.tell(how);
       return false;
     }
-    if (!is_of_no_use) start_later(how + "; another one starts");
-    return is_of_no_use;
+    if (!is_useless) start_later(how + "; another one starts");
+    return is_useless;
   }
 
   // An earlier deadline stays.
@@ -267,7 +267,7 @@ int supervise(const WorkerOptions& options, ProcessLog& log) {
     return settings.error().code == Errc::kMalformed ? kUsageExitCode : EXIT_FAILURE;
   }
   if (const std::string warning = net::warning_of_workers_keys(options.keys); !warning.empty()) log.tell(warning);
-  const std::string program = api::program_beside_library("penstock-server");
+  const std::string program = api::program_next_to_library("penstock-server");
   if (::access(program.c_str(), X_OK) != 0) {
     log.tell("the program that serves pool trainers, " + program +
              ", is not in the folder of libpenstock.so or cannot be run; reinstall penstock");

@@ -48,22 +48,22 @@ constexpr auto kNoticeInterval = std::chrono::milliseconds(500);
 constexpr auto kBlobWait = std::chrono::seconds(60);
 constexpr size_t kJobCountMax = 2;  // for two loaders that a trainer uses in turn
 
-std::string short_id(uint64_t id) { return spoken_id(id).substr(0, 8); }
+std::string short_id(uint64_t id) { return format_id(id).substr(0, 8); }
 
 // A worker's jobs and prefixes, which it fetches from its trainer as blobs, and its log lines about changes.
 class Service {
  public:
-  Service(BatchServer& server, const WorkerSpeech& speech) : server_(server), speech_(speech) {}
+  Service(BatchServer& server, const WorkerLog& speech) : server_(server), worker_log_(speech) {}
 
   Result<void> run() {
     for (;;) {
       auto work = server_.next(steady_clock::now() + kNoticeInterval);
-      for (const std::string& notice : server_.take_notices()) speech_.tell(notice);
+      for (const std::string& notice : server_.take_notices()) worker_log_.tell(notice);
       if (!work && work.error().code == Errc::kTimeout) continue;
       auto done = work ? answer(*work.value()) : Result<void>(work.error());
       if (done) continue;
       finish_service();
-      for (const std::string& notice : server_.take_notices()) speech_.tell(notice);
+      for (const std::string& notice : server_.take_notices()) worker_log_.tell(notice);
       return done.error().code == Errc::kClosed ? Result<void>() : done;
     }
   }
@@ -93,7 +93,7 @@ class Service {
       return {};
     }
     finish_service();
-    speech_.say("refuses trainer " + short_id(work.trainer_id) + ": " + why.message);
+    worker_log_.say("refuses trainer " + short_id(work.trainer_id) + ": " + why.message);
     server_.decline(why.message);
     return {};
   }
@@ -147,21 +147,21 @@ class Service {
       finish_service();
       trainer_id_ = trainer_id;
       job_name_ = job;
-      speech_.say("serves " + job + " of trainer " + short_id(trainer_id));
+      worker_log_.say("serves " + job + " of trainer " + short_id(trainer_id));
     }
     ++batch_count_;
   }
 
   void finish_service() {
     if (trainer_id_ == 0) return;
-    speech_.say("has finished " + job_name_ + " of trainer " + short_id(trainer_id_) + ": " +
-                std::to_string(batch_count_) + (batch_count_ == 1 ? " batch" : " batches"));
+    worker_log_.say("has finished " + job_name_ + " of trainer " + short_id(trainer_id_) + ": " +
+                    std::to_string(batch_count_) + (batch_count_ == 1 ? " batch" : " batches"));
     trainer_id_ = 0;
     batch_count_ = 0;
   }
 
   BatchServer& server_;
-  const WorkerSpeech& speech_;
+  const WorkerLog& worker_log_;
   Jobs jobs_;
   uint64_t trainer_id_ = 0;
   std::string job_name_;
@@ -170,7 +170,7 @@ class Service {
 
 }  // namespace
 
-Result<void> serve_jobs(BatchServer& server, const WorkerSpeech& speech) { return Service(server, speech).run(); }
+Result<void> serve_jobs(BatchServer& server, const WorkerLog& speech) { return Service(server, speech).run(); }
 
 namespace {
 

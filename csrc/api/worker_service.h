@@ -14,14 +14,14 @@
 namespace penstock::api {
 
 // The log of a process that serves jobs.
-struct WorkerSpeech {
+struct WorkerLog {
   std::function<void(const std::string&)> say;   // for information: jobs started and finished
   std::function<void(const std::string&)> tell;  // for messages that need attention
 };
 
 // Takes work, opens jobs and answers, until the job is over or the trainer is gone. A fault states why it cannot
 // continue.
-Result<void> serve_jobs(worker::BatchServer& server, const WorkerSpeech& speech);
+Result<void> serve_jobs(worker::BatchServer& server, const WorkerLog& speech);
 
 // A description for people: this worker's versions, and its process `pid`.
 std::string about_worker(int pid);

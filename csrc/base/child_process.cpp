@@ -58,7 +58,7 @@ bool wait_readable_until(int fd, steady_clock::time_point deadline) {
 
 }  // namespace
 
-std::string ProcessEnd::spoken() const {
+std::string ProcessEnd::describe() const {
   if (!status) return "ended (exit status unknown: this program ignores SIGCHLD, or waits for its children itself)";
   if (WIFEXITED(*status)) return "ended with exit code " + std::to_string(WEXITSTATUS(*status));
   const int number = WTERMSIG(*status);
@@ -262,7 +262,7 @@ void ExitPipe::take(std::string_view line) {
 
 namespace {
 
-constexpr milliseconds kStrayLook{2};  // between checks of a process without a handle
+constexpr milliseconds kStrayCheckInterval{2};  // between checks of a process without a handle
 constexpr const char* kOwnThreads = "/proc/self/task/";
 
 // Returns none if the file cannot be read.
@@ -331,7 +331,7 @@ bool wait_for_killed(pid_t pid, steady_clock::time_point deadline) {
     const auto left = std::chrono::ceil<milliseconds>(deadline - steady_clock::now());
     if (left.count() <= 0) return false;
     pollfd item{.fd = handle.get(), .events = POLLIN, .revents = 0};
-    ::poll(&item, 1, static_cast<int>(handle ? left.count() : kStrayLook.count()));
+    ::poll(&item, 1, static_cast<int>(handle ? left.count() : kStrayCheckInterval.count()));
   }
 }
 

@@ -28,7 +28,7 @@ struct ProcessEnd {
   std::optional<int> status{};
 
   // A phrase that follows the name of a process: "ended with exit code 1", "was ended by SIGKILL, ...".
-  std::string spoken() const;
+  std::string describe() const;
 };
 
 // Opens a handle of a process that becomes readable when the process has ended. Empty if the process is gone or the

@@ -17,7 +17,7 @@ namespace {
 
 constexpr size_t kActionCountMax = 1 << 20;  // bounded by the outstanding requests, far below this
 // Keeps a flood of actions from delaying the peers' messages.
-constexpr size_t kActionsInTurn = 256;
+constexpr size_t kActionsPerTurn = 256;
 
 }  // namespace
 
@@ -91,7 +91,7 @@ void EventLoop::run(const std::stop_token& stop, std::promise<Result<void>>& beg
 
 Result<void> EventLoop::turn(const std::stop_token& stop) {
   waker_.begin_turn();
-  for (size_t count = 0; count < kActionsInTurn; ++count) {
+  for (size_t count = 0; count < kActionsPerTurn; ++count) {
     auto action = actions_.try_pop();
     if (!action) break;
     (*action)();

@@ -49,7 +49,7 @@ Fault refused(const std::string& what) {
 constexpr long kCreateRuleset = 444;
 constexpr long kAddRule = 445;
 constexpr long kRestrictSelf = 446;
-constexpr uint32_t kAskVersion = 1;
+constexpr uint32_t kQueryVersion = 1;
 constexpr int kPathBeneath = 1;
 
 constexpr uint64_t kExecute = 1 << 0;
@@ -393,7 +393,7 @@ Result<void> set_limits(const JobSeparation& separation) {
 }  // namespace
 
 int landlock_version() {
-  const long version = ::syscall(kCreateRuleset, nullptr, size_t{0}, kAskVersion);
+  const long version = ::syscall(kCreateRuleset, nullptr, size_t{0}, kQueryVersion);
   return version > 0 ? static_cast<int>(version) : 0;
 }
 
@@ -435,8 +435,8 @@ Result<void> try_separation(const JobSeparation& separation, const std::vector<s
     for (const auto& path : needed)
       if (separated && ::access(path.c_str(), R_OK | X_OK) != 0) separated = refused("reading " + path);
     const std::string said = separated ? "y" : "n" + separated.error().message;
-    const bool is_said = ::write(writing.get(), said.data(), said.size()) == static_cast<ssize_t>(said.size());
-    ::_exit(is_said ? 0 : 1);
+    const bool is_written = ::write(writing.get(), said.data(), said.size()) == static_cast<ssize_t>(said.size());
+    ::_exit(is_written ? 0 : 1);
   }
   writing.reset();
   std::string said;

@@ -83,12 +83,12 @@ DescriptorLimit raise_descriptor_limit() {
   return raised;
 }
 
-std::vector<std::string> spoken(const DescriptorLimit& limit) {
+std::vector<std::string> format_limit(const DescriptorLimit& limit) {
   std::vector<std::string> lines;
   const std::string has = "can have " + std::to_string(limit.now) + " files open";
   if (limit.now != limit.before) lines.push_back(has + "; the previous limit was " + std::to_string(limit.before));
-  if (limit.now < kDescriptorLimitLeast)
-    lines.push_back(has + ", and " + std::to_string(kDescriptorLimitLeast) +
+  if (limit.now < kDescriptorLimitMin)
+    lines.push_back(has + ", and " + std::to_string(kDescriptorLimitMin) +
                     " or more are recommended for connections and datasets; raise the hard limit (ulimit -Hn, "
                     "LimitNOFILE of a systemd unit)");
   return lines;
@@ -138,7 +138,7 @@ Result<uint64_t> draw_identity() {
   return id;
 }
 
-std::string spoken_id(uint64_t id) {
+std::string format_id(uint64_t id) {
   std::string text;
   for (int shift = 56; shift >= 0; shift -= 8) append_hex(text, static_cast<uint8_t>(id >> shift));
   return text;

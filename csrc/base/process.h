@@ -72,7 +72,7 @@ class ProcessLog {
 constexpr uint64_t kDescriptorLimitMax = 1 << 20;
 // Below this limit a server process warns: it keeps fewer connections that have shown no key (net/stranger_guard.h),
 // and a large pool has more members than the process has descriptors.
-constexpr uint64_t kDescriptorLimitLeast = 4096;
+constexpr uint64_t kDescriptorLimitMin = 4096;
 
 // The soft limit of open files of a process. A server process needs one descriptor per connection, including
 // connections of strangers that never show a key; files that a dataset opens count against the same limit. The usual
@@ -85,7 +85,7 @@ struct DescriptorLimit {
 // processes: a training program keeps its limit.
 DescriptorLimit raise_descriptor_limit();
 // Log lines: that the limit has changed, and that it is still too low.
-std::vector<std::string> spoken(const DescriptorLimit& limit);
+std::vector<std::string> format_limit(const DescriptorLimit& limit);
 
 // The soft limit of this process; 0 if the system does not report it.
 uint64_t descriptor_limit();
@@ -109,7 +109,7 @@ std::string current_exception_text();
 Result<uint64_t> draw_identity();
 
 // An id as its 16 hexadecimal digits.
-std::string spoken_id(uint64_t id);
+std::string format_id(uint64_t id);
 
 // A name for a socket on this machine that cannot be guessed: 128 random bits after a readable prefix.
 std::string make_endpoint_name();

@@ -60,8 +60,8 @@ Result<wire::ControlMessage> ask(const std::string& endpoint, const std::optiona
   if (!parsed) return parsed.error();
   auto keys = net::load_keys(folder, Role::kOperator);
   if (!keys) return keys.error();
-  return controller::ask_controller(parsed.value(), keys.value(), question,
-                                    std::chrono::steady_clock::now() + duration_of(timeout_s));
+  return controller::query_controller(parsed.value(), keys.value(), question,
+                                      std::chrono::steady_clock::now() + duration_of(timeout_s));
 }
 
 void bind_scaling(py::module_& module) {
@@ -141,9 +141,9 @@ void bind_controller(py::module_& module) {
       py::arg("folder"));
   module.def("warning_of_workers_keys", &net::warning_of_workers_keys, py::arg("folder"));
   module.def("shared_key_folder", [] { return unwrap(without_gil([] { return net::shared_key_folder(); })); });
-  module.def("raise_descriptor_limit", [] { return spoken(raise_descriptor_limit()); });
+  module.def("raise_descriptor_limit", [] { return format_limit(raise_descriptor_limit()); });
   module.def("close_memory", &close_memory);
-  module.attr("DESCRIPTOR_LIMIT_LEAST") = kDescriptorLimitLeast;
+  module.attr("DESCRIPTOR_LIMIT_LEAST") = kDescriptorLimitMin;
 
   py::class_<Controller>(module, "Controller")
       .def_static(

@@ -409,7 +409,7 @@ void bind_loader(py::module_& module) {
           "set",
           [](loader::AheadWishes& self, const std::string& device, std::vector<uint32_t> leaves,
              std::vector<std::string> keys) {
-            self.set(std::make_shared<loader::AheadWish>(loader::AheadWish{
+            self.set(std::make_shared<loader::AheadRequest>(loader::AheadRequest{
                 .device = c10::Device(device), .leaves = std::move(leaves), .keys = std::move(keys)}));
           },
           py::arg("device"), py::arg("leaves"), py::arg("keys"))

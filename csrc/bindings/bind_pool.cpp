@@ -261,7 +261,7 @@ void bind_pool(py::module_& module) {
       .def_property_readonly("workers_apart", &PoolClient::workers_apart)
       .def("describe_pool", &PoolClient::describe_pool, py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("controller_silence_s", [](const PoolClient& self) {
-        const auto silence = self.controller_silence();
+        const auto silence = self.time_since_controller();
         return silence ? std::optional(std::chrono::duration<double>(*silence).count()) : std::nullopt;
       });
 }

@@ -91,8 +91,8 @@ std::optional<py::bytes> fetch_blob(BatchServer& server, const std::string& id_b
   return bytes ? std::optional(to_python(*bytes)) : std::nullopt;
 }
 
-uint64_t told_size(const std::optional<int64_t>& dataset_size) {
-  if (!dataset_size) return wire::kSizeUntold;
+uint64_t size_on_wire(const std::optional<int64_t>& dataset_size) {
+  if (!dataset_size) return wire::kSizeUnknown;
   return *dataset_size < 0 ? wire::kNoSize : static_cast<uint64_t>(*dataset_size);
 }
 
@@ -104,7 +104,7 @@ void answer(BatchServer& server, const PoolWork& work, const py::object& batch, 
   worker::PoolMarks marks{.flags = threads_drew ? wire::kBatchThreadsDrew : uint8_t{0},
                           .state = copy_of(state),
                           .sample_count = sample_count,
-                          .dataset_size = told_size(dataset_size)};
+                          .dataset_size = size_on_wire(dataset_size)};
   unwrap(without_gil([&] { return server.answer(work, std::move(content), std::move(marks)); }));
 }
 
@@ -116,7 +116,7 @@ Result<bool> answer_rows(BatchServer& server, const PoolWork& work, const std::v
   const auto batch = worker::gather_batch(server.writer(), sources, indices);
   if (!batch) return false;
   worker::PoolMarks marks{.sample_count = static_cast<uint32_t>(indices.size()),
-                          .dataset_size = told_size(dataset_size)};
+                          .dataset_size = size_on_wire(dataset_size)};
   if (auto sent = server.answer(work, batch->content(), std::move(marks)); !sent) return sent.error();
   return true;
 }

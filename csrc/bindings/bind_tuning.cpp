@@ -16,9 +16,9 @@ namespace py = pybind11;
 namespace penstock::bindings {
 
 using scheduling::BatchCounts;
-using scheduling::Lessons;
 using scheduling::MeasuredWork;
 using scheduling::StallMeter;
+using scheduling::TuningHistory;
 using scheduling::WorkerChoice;
 using scheduling::WorkerLimits;
 using scheduling::WorkerTuner;
@@ -83,10 +83,10 @@ void bind_tuning(py::module_& module) {
       .def_readonly("fewer", &WorkerChoice::fewer)
       .def("__str__", &WorkerChoice::text)
       .def(py::self == py::self);  // NOLINT(misc-redundant-expression): pybind11 makes an operator of it
-  py::class_<Lessons>(module, "WorkerLessons").def(py::init<>());
+  py::class_<TuningHistory>(module, "WorkerLessons").def(py::init<>());
   module.def(
       "choose_workers",
-      [](const MeasuredWork& measured, const WorkerLimits& limits, const Lessons& lessons) {
+      [](const MeasuredWork& measured, const WorkerLimits& limits, const TuningHistory& lessons) {
         return scheduling::choose_workers(measured, limits, lessons);
       },
       py::arg("measured"), py::arg("limits"), py::arg("lessons"));

@@ -100,7 +100,7 @@ class PlainEncoder {
     if (is_in_key_) refuse_type("a numpy.ndarray as a key");
     Array& known = arrays_[array.ptr()];
     const uint32_t place = place_of(array.ptr(), [&] {
-      auto parts = take_array_apart(array);
+      auto parts = decompose_array(array);
       if (!parts) refuse_type("a numpy.ndarray of dtype " + py::str(array.attr("dtype")).cast<std::string>());
       known = {.object = py::reinterpret_borrow<py::object>(array), .dtype = std::move(parts->dtype)};
       return parts->tensor;
@@ -109,7 +109,7 @@ class PlainEncoder {
   }
 
   void encode_scalar(py::handle scalar) {
-    const auto parts = take_scalar_apart(scalar);
+    const auto parts = decompose_scalar(scalar);
     if (!parts)
       refuse_type("a " + type_name(scalar) + " of dtype " + py::str(scalar.attr("dtype")).cast<std::string>());
     result_.nest.scalar(parts->dtype, fitting(parts->element));

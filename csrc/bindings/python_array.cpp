@@ -90,7 +90,7 @@ bool is_exact_array(py::handle object) { return py::type::handle_of(object).is(n
 
 bool is_array_scalar(py::handle object) { return py::isinstance(object, numpy_name("generic")); }
 
-std::optional<ArrayParts> take_array_apart(py::handle object) {
+std::optional<ArrayParts> decompose_array(py::handle object) {
   auto array = py::reinterpret_borrow<py::array>(object);
   const auto dtype = plain_dtype(array.dtype());
   if (!dtype || array.itemsize() == 0) return std::nullopt;
@@ -109,7 +109,7 @@ std::optional<ArrayParts> take_array_apart(py::handle object) {
   return ArrayParts{.tensor = view_of(array, sizes, strides, at::kByte), .dtype = *dtype};
 }
 
-std::optional<ScalarParts> take_scalar_apart(py::handle scalar) {
+std::optional<ScalarParts> decompose_scalar(py::handle scalar) {
   const py::object dtype = scalar.attr("dtype");
   if (!py::type::handle_of(scalar).is(dtype.attr("type"))) return std::nullopt;
   auto text = plain_dtype(dtype);

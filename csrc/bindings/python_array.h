@@ -33,8 +33,8 @@ bool is_array_scalar(pybind11::handle object);
 
 // No value for unsupported dtypes: objects, structures, and dtypes that other packages add to numpy. An array that is
 // in neither C nor Fortran order is copied first.
-std::optional<ArrayParts> take_array_apart(pybind11::handle object);
-std::optional<ScalarParts> take_scalar_apart(pybind11::handle scalar);
+std::optional<ArrayParts> decompose_array(pybind11::handle object);
+std::optional<ScalarParts> decompose_scalar(pybind11::handle scalar);
 
 // A writable array that views the tensor's memory and keeps it alive; a copy if the tensor is on a device. The dtype
 // must be one that the nest reader accepted. Raises PenstockError if the tensor does not fit it.

@@ -357,11 +357,11 @@ Captured CaptureBuilder::finish() {
     refuse_program("forward takes " + std::to_string(taken_count_) + " tensors, but the batch has " +
                    std::to_string(tensors_given_.size()));
   annotate(captured_.graph);
-  turn_written_into_state();
+  convert_written_to_state();
   return std::move(captured_);
 }
 
-void CaptureBuilder::turn_written_into_state() {
+void CaptureBuilder::convert_written_to_state() {
   graph::Graph& graph = captured_.graph;
   graph::AliasSets aliases(graph.value_names.size());
   std::vector<bool> is_written(graph.value_names.size());

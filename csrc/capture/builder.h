@@ -118,7 +118,7 @@ class CaptureBuilder {
   graph::ValueId new_value();
   graph::Input tensor_input(const at::Tensor& tensor, const std::string& source);
   Bound constant(const at::Tensor& tensor, const std::string& source);
-  void turn_written_into_state();
+  void convert_written_to_state();
 
   std::span<const at::Tensor> tensors_given_;
   std::span<const std::optional<uint32_t>> leaf_indices_;

@@ -357,8 +357,8 @@ class Walk {
   void visit_call(const jit::Node* node) {
     const c10::FunctionSchema* schema = node->maybeSchema();
     if (schema == nullptr) return refuse(node, "is not an operator that is supported inside control flow");
-    const bool is_torchs = schema->name().starts_with("aten::") || schema->name().starts_with("prim::");
-    if (node->hasSideEffects() || !is_torchs) refuse(node, "has side effects inside data-dependent control flow");
+    const bool is_from_torch = schema->name().starts_with("aten::") || schema->name().starts_with("prim::");
+    if (node->hasSideEffects() || !is_from_torch) refuse(node, "has side effects inside data-dependent control flow");
     if (writes_to_a_container(*schema)) refuse(node, "writes to a list or a dict inside control flow");
     flow.writes = flow.writes || schema->is_mutable();
   }

@@ -178,7 +178,7 @@ std::vector<WrittenArgument> written_arguments(const c10::OperatorHandle& op) {
   return written;
 }
 
-std::optional<FunctionalTwin> functional_twin(const c10::OperatorHandle& op) {
+std::optional<FunctionalVariant> functional_twin(const c10::OperatorHandle& op) {
   const c10::FunctionSchema& schema = op.schema();
   const std::string_view name = name_in_aten(schema);
   if (!name.ends_with('_') || op.hasTag(at::Tag::nondeterministic_seeded)) return std::nullopt;
@@ -191,7 +191,7 @@ std::optional<FunctionalTwin> functional_twin(const c10::OperatorHandle& op) {
   };
   std::optional<std::string> found = find_overload(schema.name().substr(0, schema.name().size() - 1), fits);
   if (!found) return std::nullopt;
-  return FunctionalTwin{std::move(*found), is_one_of(kViewChanges, name)};
+  return FunctionalVariant{std::move(*found), is_one_of(kViewChanges, name)};
 }
 
 std::optional<std::string> overload_with_numbers(const c10::OperatorHandle& op, const std::set<size_t>& positions) {
@@ -350,15 +350,15 @@ class Annotator {
     const c10::FunctionSchema& schema = call.op.schema();
     const bool is_composite = call.op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) ||
                               call.op.hasTag(at::Tag::maybe_aliasing_or_mutating);
-    const bool is_in_doubt = is_composite && !is_one_of(kFreshComposites, base_name(node.op));
+    const bool is_uncertain = is_composite && !is_one_of(kFreshComposites, base_name(node.op));
     for (size_t r = 0; r < node.results.size(); ++r) {
       const graph::ValueKind kind = traits.result_kinds[r];
       if (kind != graph::ValueKind::kTensor && kind != graph::ValueKind::kTensorList) continue;
       const bool is_marked = schema.returns()[r].alias_info() != nullptr;
-      if (!is_marked && !is_in_doubt) continue;
+      if (!is_marked && !is_uncertain) continue;
       for (size_t a = 0; a < call.arguments.size(); ++a) {
         if (call.arguments[a] == nullptr) continue;
-        if (!is_in_doubt && schema.arguments()[a].alias_info() == nullptr) continue;
+        if (!is_uncertain && schema.arguments()[a].alias_info() == nullptr) continue;
         for_each_value(*call.arguments[a],
                        [&](graph::ValueId operand) { traits.aliases.emplace_back(node.results[r], operand); });
       }

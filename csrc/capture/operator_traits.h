@@ -25,7 +25,7 @@ struct WrittenArgument {
 // From the schema, and from the facts that schemas leave out.
 std::vector<WrittenArgument> written_arguments(const c10::OperatorHandle& op);
 
-struct FunctionalTwin {
+struct FunctionalVariant {
   std::string name;            // "aten::sub.Tensor"
   bool is_view_alone = false;  // the write changes the view of the data, not the data
 };
@@ -33,7 +33,7 @@ struct FunctionalTwin {
 // Returns the ATen operator that computes the values that an in-place operator writes, with the same arguments:
 // aten::sub.Tensor for aten::sub_.Tensor. None for an operator that is not in place, that draws random numbers, or that
 // has no such twin.
-std::optional<FunctionalTwin> functional_twin(const c10::OperatorHandle& op);
+std::optional<FunctionalVariant> functional_twin(const c10::OperatorHandle& op);
 
 // Returns the overload that takes numbers in place of these tensors: aten::sub.Scalar for aten::sub.Tensor. Python
 // wraps such a number in a tensor, and so does that overload. None if there is no such overload.

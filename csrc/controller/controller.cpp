@@ -77,7 +77,7 @@ Result<void> Controller::run(int stop_fd) {
 
 Result<bool> Controller::serve() {
   bool has_more = true;
-  for (int count = 0; count < kMessagesInTurn && has_more; ++count) {
+  for (int count = 0; count < kMessagesPerTurn && has_more; ++count) {
     auto received = server_->try_receive(receipt_);
     if (!received) return received.error();
     has_more = received.value();
@@ -125,13 +125,13 @@ void Controller::take(const net::Peer& peer, const wire::ControlMessage& message
     plans_[plan->trainer_id] = {.json = plan->json, .change_count = plan->change_count};
     return;
   }
-  const auto* farewell = std::get_if<wire::Farewell>(&message);
-  if (farewell != nullptr && role == (farewell->is_worker ? Role::kWorker : Role::kTrainer)) {
-    if (!is_own_run(peer, farewell->id, farewell->secret, now)) return;
-    if (farewell->is_worker) return roster_.worker_left(farewell->id, now);
-    costs_.left(farewell->id);
-    plans_.erase(farewell->id);
-    return roster_.trainer_left(farewell->id, now);
+  const auto* deregistration = std::get_if<wire::Deregistration>(&message);
+  if (deregistration != nullptr && role == (deregistration->is_worker ? Role::kWorker : Role::kTrainer)) {
+    if (!is_own_run(peer, deregistration->id, deregistration->secret, now)) return;
+    if (deregistration->is_worker) return roster_.worker_left(deregistration->id, now);
+    costs_.left(deregistration->id);
+    plans_.erase(deregistration->id);
+    return roster_.trainer_left(deregistration->id, now);
   }
   if (role == Role::kOperator) return take_of_operator(peer, message, now);
   refuse_role(peer);
@@ -141,9 +141,9 @@ void Controller::take(const net::Peer& peer, const wire::ControlMessage& message
 bool Controller::is_own_run(const net::Peer& peer, uint64_t id, const wire::RunSecret& secret, Instant now) {
   if (net::run_id_of(peer.identity.key, secret) == id) return true;
   const std::string what(net::role_name(peer.identity.role));
-  note_offence(peer, "claimed to be " + what + " " + spoken_id(id) + ", but is not", now);
+  note_offence(peer, "claimed to be " + what + " " + format_id(id) + ", but is not", now);
   refuse(peer,
-         what + " " + spoken_id(id) + " belongs to another key or process; a process must report only its own run");
+         what + " " + format_id(id) + " belongs to another key or process; a process must report only its own run");
   return false;
 }
 
@@ -167,8 +167,8 @@ bool Controller::may_report(const net::Peer& peer, uint64_t id, Instant now) {
   const Reporter reporter{role, id};
   const auto bound = reporter_at_.find(peer.routing_id);
   if (bound != reporter_at_.end() && bound->second != reporter) {
-    refuse(peer, "a connection must report one " + what + ", got reports of " + spoken_id(bound->second.second) +
-                     " and " + spoken_id(id) + "; connect once for each");
+    refuse(peer, "a connection must report one " + what + ", got reports of " + format_id(bound->second.second) +
+                     " and " + format_id(id) + "; connect once for each");
     return false;
   }
   const bool is_known = role == Role::kWorker ? roster_.has_worker(id) : roster_.has_trainer(id);

@@ -22,7 +22,7 @@
 
 namespace penstock::controller {
 
-inline constexpr int kMessagesInTurn = 256;
+inline constexpr int kMessagesPerTurn = 256;
 
 struct ControllerCounters {
   uint64_t messages = 0;
@@ -47,7 +47,7 @@ class Controller {
 
   // Serves until `stop_fd` is readable. Blocks.
   Result<void> run(int stop_fd);
-  // Takes the messages that are available, at most kMessagesInTurn, so that leases expire and the stop request is
+  // Takes the messages that are available, at most kMessagesPerTurn, so that leases expire and the stop request is
   // noticed under any load. Returns true if there may be more. Never blocks.
   Result<bool> serve();
 

@@ -26,8 +26,8 @@ constexpr int kRefusalsMax = 3;
 
 }  // namespace
 
-Result<wire::ControlMessage> ask_controller(const net::Endpoint& endpoint, const net::KeyRing& keys,
-                                            const wire::ControlMessage& question, steady_clock::time_point deadline) {
+Result<wire::ControlMessage> query_controller(const net::Endpoint& endpoint, const net::KeyRing& keys,
+                                              const wire::ControlMessage& question, steady_clock::time_point deadline) {
   auto resolver = net::Resolver::open();
   if (!resolver) return resolver.error();
   const auto context = net::SocketContext::open();
@@ -37,7 +37,7 @@ Result<wire::ControlMessage> ask_controller(const net::Endpoint& endpoint, const
   if (!connected) return connected.error();
   net::ClientSocket& client = *connected.value();
   const auto bytes = wire::write_control(question);
-  bool is_asked = false;
+  bool is_request_sent = false;
   int refusal_count = 0;
   std::string refusal;
   const std::array<int, 1> fds{resolver.value()->fd()};
@@ -54,9 +54,9 @@ Result<wire::ControlMessage> ask_controller(const net::Endpoint& endpoint, const
         refusal = event->reason;
         if (event->is_final || ++refusal_count == kRefusalsMax) return Fault{Errc::kClosed, refusal};
       }
-      if (event->kind == ConnectionEvent::Kind::kDisconnected) is_asked = false;
+      if (event->kind == ConnectionEvent::Kind::kDisconnected) is_request_sent = false;
     }
-    if (client.is_connected() && !is_asked) is_asked = static_cast<bool>(client.send(bytes));
+    if (client.is_connected() && !is_request_sent) is_request_sent = static_cast<bool>(client.send(bytes));
     auto received = client.try_receive(receipt);
     if (!received) return received.error();
     if (received.value()) {

@@ -36,7 +36,7 @@ Json money(uint64_t micros) { return number(static_cast<double>(micros) / kMicro
 Json or_null(std::optional<double> value) { return value ? Json(*value) : Json(); }
 Json number_or_null(std::optional<double> value) { return value ? number(*value) : Json(); }
 Json text_or_null(const std::string& text) { return text.empty() ? Json() : Json(text); }
-Json id_or_null(uint64_t id) { return id == 0 ? Json() : Json(spoken_id(id)); }
+Json id_or_null(uint64_t id) { return id == 0 ? Json() : Json(format_id(id)); }
 
 // Truncated, so that an engine's strings leave room for workers however they are escaped.
 std::string short_text(const std::string& text) { return text.substr(0, kEngineTextBytesMax); }
@@ -69,8 +69,8 @@ EntryList list_of(const std::vector<Entry>& entries, const ToJson& to_json, size
 Json worker_json(const scheduling::Roster::WorkerStatus& worker) {
   const wire::WorkerReport& report = worker.report;
   Json unfit_for = Json::array();
-  for (const uint64_t job_id : report.declined) unfit_for.push_back(spoken_id(job_id));
-  return {{"id", spoken_id(report.worker_id)},
+  for (const uint64_t job_id : report.declined) unfit_for.push_back(format_id(job_id));
+  return {{"id", format_id(report.worker_id)},
           {"incarnation", report.incarnation},
           {"endpoint", report.endpoint},
           {"about", report.about},
@@ -107,7 +107,7 @@ Json trainer_json(const scheduling::Roster::TrainerStatus& trainer, uint64_t pla
   const auto measured = [&](double scheduling::MeasuredWork::*time) {
     return trainer.measured ? fine_number(*trainer.measured.*time) : Json();
   };
-  return {{"id", spoken_id(report.trainer_id)},
+  return {{"id", format_id(report.trainer_id)},
           {"job", report.job},
           {"user", text_or_null(trainer.user)},
           {"group", id_or_null(place.group)},
@@ -219,7 +219,7 @@ std::string status_json(const scheduling::Roster& roster, const scheduling::Pool
                         size_t bytes_max) {
   PENSTOCK_ASSERT(bytes_max >= kAnswerBytesMin, "bytes_max is too small for a status");
   Json json = {{"controller",
-                {{"id", spoken_id(roster.controller_id())},
+                {{"id", format_id(roster.controller_id())},
                  {"endpoint", standing.endpoint},
                  {"is_settled", roster.is_settled(now)},
                  {"fenced_incarnations", roster.fenced_count()},

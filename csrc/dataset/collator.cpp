@@ -197,7 +197,7 @@ at::Tensor Collator::exact(const at::Tensor& rows) const {
   return copy;
 }
 
-void copy_past_caches(void* target, const void* source, size_t bytes) {
+void copy_bypassing_caches(void* target, const void* source, size_t bytes) {
 #ifdef __SSE2__
   constexpr size_t kLineBytes = 64;
   auto* to = static_cast<std::byte*>(target);
@@ -239,7 +239,7 @@ void copy_plainly(void* target, const void* source, size_t bytes) { std::memcpy(
 
 CopyBytes copy_of_rows(size_t count, size_t row_bytes) {
   const bool is_uncached = row_bytes >= kUncachedRowBytes && count * row_bytes >= kUncachedBatchBytes;
-  return is_uncached ? copy_past_caches : copy_plainly;
+  return is_uncached ? copy_bypassing_caches : copy_plainly;
 }
 
 void copy_row(const at::Tensor& batch, size_t place, const at::Tensor& row) {

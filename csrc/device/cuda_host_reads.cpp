@@ -26,7 +26,7 @@ namespace {
 struct StreamRead {
   c10::Stream stream;
   cudaEvent_t event = nullptr;  // of the stream's device; reused for later copies
-  bool is_under_way = false;
+  bool is_in_progress = false;
 };
 
 // All registered memory of the process, by address. Thread-safe.
@@ -65,13 +65,13 @@ class HostReads {
     if (place == ranges_.end()) return Reads::kNone;
     Range& range = place->second;
     for (StreamRead& read : range.reads) {
-      if (range.is_unknown || !read.is_under_way) continue;
+      if (range.is_unknown || !read.is_in_progress) continue;
       const cudaError_t status = waits ? cudaEventSynchronize(read.event) : cudaEventQuery(read.event);
       if (status == cudaErrorNotReady) {
         cudaGetLastError();
-        return Reads::kUnderWay;
+        return Reads::kInProgress;
       }
-      read.is_under_way = false;
+      read.is_in_progress = false;
       if (!result_of(status)) range.is_unknown = true;
     }
     return range.is_unknown ? Reads::kUnknown : Reads::kNone;
@@ -99,7 +99,7 @@ class HostReads {
       read = range.reads.insert(range.reads.end(), {.stream = stream, .event = event});
     }
     if (!result_of(cudaEventRecord(read->event, cuda_stream.stream()))) return false;
-    read->is_under_way = true;
+    read->is_in_progress = true;
     return true;
   }
 

@@ -49,9 +49,9 @@ class MemoryRegistrar {
 class WatchedMemory : public MemoryRegistrar {
  public:
   enum class Reads {
-    kNone,      // all copies from the memory are finished
-    kUnderWay,  // some are not
-    kUnknown,   // it may be read until the process ends: by a captured graph, or by a lost device
+    kNone,        // all copies from the memory are finished
+    kInProgress,  // some are not
+    kUnknown,     // it may be read until the process ends: by a captured graph, or by a lost device
   };
 
   // The state of the memory that was registered at `base`.

@@ -149,25 +149,25 @@ class FormWriter {
     text_ += '(';
     const char* separator = "";
     for (const Argument& argument : node_.args) {
-      text_ += separator + spoken(argument);
+      text_ += separator + format_argument(argument);
       separator = ",";
     }
     for (const Keyword& keyword : node_.kwargs) {
       if (keyword.value.get<None>() != nullptr) continue;
       if (keyword.name == "device" || keyword.name == "non_blocking" || keyword.name == "pin_memory") continue;
-      text_ += separator + keyword.name + "=" + spoken(keyword.value);
+      text_ += separator + keyword.name + "=" + format_argument(keyword.value);
       separator = ",";
     }
     return text_ + ")";
   }
 
  private:
-  std::string spoken(const Argument& argument) {
+  std::string format_argument(const Argument& argument) {
     if (argument.get<ValueRef>() != nullptr) {
       const OperandForm& operand = node_.on->operands.at(place_++);
       return operand.dtype ? std::string(name_of(*operand.dtype)) : "i";
     }
-    if (const auto* list = argument.get<Argument::List>()) return spoken_list(*list);
+    if (const auto* list = argument.get<Argument::List>()) return format_list(*list);
     if (const auto* truth = argument.get<bool>()) return *truth ? "true" : "false";
     if (argument.get<int64_t>() != nullptr) return "i";
     if (argument.get<Real>() != nullptr) return "f";
@@ -179,10 +179,10 @@ class FormWriter {
     return "other";
   }
 
-  std::string spoken_list(const Argument::List& list) {
+  std::string format_list(const Argument::List& list) {
     std::vector<std::string> items;
     items.reserve(list.size());
-    for (const Argument& item : list) items.push_back(spoken(item));
+    for (const Argument& item : list) items.push_back(format_argument(item));
     if (items.empty()) return "[]";
     if (std::all_of(items.begin(), items.end(), [&](const std::string& item) { return item == items.front(); }))
       return "[" + items.front() + "...]";
@@ -248,7 +248,7 @@ void put_equal_twins(Graph& graph) {
 
 std::string bits_form(const Node& node) { return FormWriter(node).write(); }
 
-std::string why_other_bits(const Node& node) {
+std::string bit_difference_reason(const Node& node) {
   const OnDevice& on = *node.on;
   const std::string device = name_of(on.device);
   const bool is_mixed = std::any_of(on.operands.begin(), on.operands.end(),

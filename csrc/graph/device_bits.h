@@ -41,7 +41,7 @@ void put_equal_twins(Graph& graph);
 std::string bits_form(const Node& node);
 
 // Returns why a CPU cannot replace the device of a node, as a clause that follows the operator's name; empty if it can.
-std::string why_other_bits(const Node& node);
+std::string bit_difference_reason(const Node& node);
 
 // Whether an operator on floating-point numbers may give very different results for slightly different operands,
 // because it rounds.

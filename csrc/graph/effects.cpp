@@ -137,7 +137,7 @@ class EffectAnalysis {
   };
 
   const Traits& traits_of(size_t node) const {
-    return node < graph_.traits.size() ? graph_.traits[node] : nothing_known_;
+    return node < graph_.traits.size() ? graph_.traits[node] : unknown_traits_;
   }
 
   void set_input(const Input& input) {
@@ -167,11 +167,11 @@ class EffectAnalysis {
     AliasSets seen(graph_.value_names.size());
     for (size_t i = 0; i < graph_.nodes.size(); ++i)
       for (const auto& [result, operand] : traits_of(i).aliases)
-        if (!are_known_apart(result, operand)) seen.unite(result, operand);
+        if (!are_known_distinct(result, operand)) seen.unite(result, operand);
     return seen;
   }
 
-  bool are_known_apart(ValueId a, ValueId b) const {
+  bool are_known_distinct(ValueId a, ValueId b) const {
     const auto& memory = options_.memory;
     return !memory.empty() && memory[a] && memory[b] && memory[a] != memory[b];
   }
@@ -257,9 +257,9 @@ class EffectAnalysis {
       fact = {Level::kState, "%" + graph_.value_names[result] + " is memory that changes: " + pin};
       is_inherited = false;
     }
-    const std::string other_bits = node.on && fact.level < Level::kState ? why_other_bits(node) : std::string();
+    const std::string other_bits = node.on && fact.level < Level::kState ? bit_difference_reason(node) : std::string();
     if (fact.level < Level::kState && (!other_bits.empty() || reads_inexact)) {
-      if (const std::string clause = why_to_be_exact(node, other_bits, fact.level); !clause.empty()) {
+      if (const std::string clause = exactness_reason(node, other_bits, fact.level); !clause.empty()) {
         fact = {Level::kState, describe(node) + " " + clause};
         is_inherited = false;
       } else {
@@ -285,7 +285,7 @@ class EffectAnalysis {
 
   // Returns why a node with other bits, or one that reads inexact values, stays, as a clause; empty if it may be
   // inexact.
-  std::string why_to_be_exact(const Node& node, const std::string& other_bits, Level level) const {
+  std::string exactness_reason(const Node& node, const std::string& other_bits, Level level) const {
     const auto& allowed = options_.may_be_inexact;
     const bool is_allowed =
         !allowed.empty() && level != Level::kRandom && !jumps(node) && !node.results.empty() &&
@@ -348,7 +348,7 @@ class EffectAnalysis {
   std::vector<Cause> pins_;                    // by alias set: the operator that writes it
   std::vector<Spoil> spoils_;                  // by alias set
   std::vector<bool> is_second_view_;           // by node
-  const Traits nothing_known_;
+  const Traits unknown_traits_;
 };
 
 }  // namespace

@@ -23,13 +23,13 @@ std::string MeasuredLoads::text() const {
                 "%zu steps of %.3g ms (+-%.2g ms): %.3g ms of the trainer, %.3g ms of one of %u workers, %.3g ms of "
                 "that on boundary tensors, on %u CPUs",
                 steps, step_s * 1e3, step_error_s * 1e3, trainer_s * 1e3, fetch_s * 1e3, workers, prefix_s * 1e3, cpus);
-  std::string spoken = text.data();
+  std::string formatted = text.data();
   if (link.bytes_per_s < std::numeric_limits<double>::infinity()) {
     std::snprintf(text.data(), text.size(), ", %.3g MB over a link of %.3g MB/s", bytes * 1e-6,
                   link.bytes_per_s * 1e-6);
-    spoken += text.data();
+    formatted += text.data();
   }
-  return spoken;
+  return formatted;
 }
 
 MiddleMean middle_mean(std::vector<double> values) {
@@ -53,11 +53,11 @@ void LoadMeter::begin(uint32_t workers, uint32_t in_flight_max) {
   work_.reset();
   batch_.reset();
   ahead_s_ = 0;
-  is_odd_ = false;
+  is_atypical_ = false;
 }
 
 void LoadMeter::note(double called_at_s, double returned_at_s, const DeliveredWork& work) {
-  if (delivered_at_s_ && batch_ && !is_odd_) {
+  if (delivered_at_s_ && batch_ && !is_atypical_) {
     if (settling_ > 0) {
       --settling_;
     } else {
@@ -82,7 +82,7 @@ void LoadMeter::note(double called_at_s, double returned_at_s, const DeliveredWo
   work_ = work;
   delivered_at_s_ = returned_at_s;
   ahead_s_ = 0;
-  is_odd_ = false;
+  is_atypical_ = false;
 }
 
 void LoadMeter::note_device(double seconds) {

@@ -71,7 +71,7 @@ class LoadMeter {
   // Call with the time that the trainer's device worked on a batch.
   void note_device(double seconds);
   // Marks this step as unusual, because a plan was made or batches were compared in it.
-  void skip() { is_odd_ = true; }
+  void skip() { is_atypical_ = true; }
   // Call after a plan has changed, or after an occasional activity has stopped. Batches in flight are not measured
   // either.
   void forget();
@@ -111,7 +111,7 @@ class LoadMeter {
   std::optional<DeliveredWork> work_;
   std::optional<BatchWork> batch_;
   double ahead_s_ = 0;
-  bool is_odd_ = false;
+  bool is_atypical_ = false;
 };
 
 }  // namespace penstock::graph

@@ -221,13 +221,13 @@ std::optional<ContentDigest::Value> Batch::content() const {
   return digest.value();
 }
 
-void Batch::find_odd_bools() {
+void Batch::find_nonstandard_bools() {
   for (size_t index = 0; index < frame_.tensors.size(); ++index) {
     const TensorEntry& entry = frame_.tensors[index];
     const bool is_plain_bools = entry.dtype == wire::kDTypeBool && entry.encoding == wire::Encoding::kPlain;
     if (!is_plain_bools || wire::are_bools(bytes_of(entry))) continue;
-    odd_bools_.resize(frame_.tensors.size());
-    odd_bools_[index] = true;
+    nonstandard_bools_.resize(frame_.tensors.size());
+    nonstandard_bools_[index] = true;
   }
 }
 
@@ -250,7 +250,7 @@ at::Tensor Batch::make(size_t index) {
     PENSTOCK_ASSERT(wide_.size() == frame_.tensors.size(), "a batch was not decompressed");
     return wide_[index];
   }
-  if (!odd_bools_.empty() && odd_bools_[index]) return make_bools_in_own_memory(entry, bytes_of(entry));
+  if (!nonstandard_bools_.empty() && nonstandard_bools_[index]) return make_bools_in_own_memory(entry, bytes_of(entry));
   return make_plain(entry);
 }
 
@@ -322,7 +322,7 @@ void Batch::copy_out() {
 
 bool Batch::is_whole_in_slab() const {
   const bool is_transient = facts_.is_transient;
-  return lease_ && !is_transient && !wide_lease_ && shared_files_.empty() && odd_bools_.empty() && !is_narrow();
+  return lease_ && !is_transient && !wide_lease_ && shared_files_.empty() && nonstandard_bools_.empty() && !is_narrow();
 }
 
 bool Batch::is_narrow() const {

@@ -110,7 +110,7 @@ class Batch {
 
   // Finds bools whose bytes are neither 0 nor 1, which code that reads bools need not handle. tensors() changes these
   // bytes to 1. Call it before tensors(), for batches of untrusted workers.
-  void find_odd_bools();
+  void find_nonstandard_bools();
 
   // Null for a batch that arrived through a socket or was copied out.
   const c10::intrusive_ptr<SlabLease>& lease() const { return lease_; }
@@ -204,7 +204,7 @@ class Batch {
   c10::intrusive_ptr<SlabLease> wide_lease_;  // of the widened tensors
   std::vector<at::Tensor> wide_;              // by index; undefined for the other tensors
   std::vector<wire::Widening> widenings_;     // by index, for the checked tensors; empty without any
-  std::vector<bool> odd_bools_;               // by index: plain bools to be copied and corrected; empty without any
+  std::vector<bool> nonstandard_bools_;       // by index: plain bools to be copied and corrected; empty without any
   bool keeps_narrow_ = false;                 // the checked tensors stay narrow
   bool was_widened_on_device_ = false;
   bool pins_copies_ = false;

@@ -74,7 +74,7 @@ Result<LeasedSlab> BatchMemory::take(uint64_t bytes, uint64_t backed_bytes) {
     return Fault{Errc::kTooLarge, "a batch of " + std::to_string(bytes) + " bytes, but the largest so far has " +
                                       std::to_string(largest_bytes_)};
   }
-  auto region = is_likely ? pool_.acquire_now(bytes, backed_bytes) : pool_.acquire_apart(bytes, backed_bytes);
+  auto region = is_likely ? pool_.acquire_now(bytes, backed_bytes) : pool_.acquire_separate(bytes, backed_bytes);
   if (!region) return region.error();
   const shm::SlabRegion& slab = region.value();
   auto view = view_of(slab);

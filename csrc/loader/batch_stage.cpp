@@ -52,7 +52,7 @@ class PinnedSlabs final : public SlabKeeper, public std::enable_shared_from_this
   void lease_ended(std::shared_ptr<shm::ArenaView> view, uint32_t slab_index, uint32_t generation) override {
     Ended ended{.view = std::move(view), .slab_index = slab_index, .generation = generation};
     auto reads = memory_->reads(ended.base());
-    if (reads == device::WatchedMemory::Reads::kUnderWay) {
+    if (reads == device::WatchedMemory::Reads::kInProgress) {
       const MutexLock lock(mutex_);
       if (!is_closed_) {
         // The program does not hold the slab, so later batches need not be copied: their worker waits for the device.
@@ -63,7 +63,7 @@ class PinnedSlabs final : public SlabKeeper, public std::enable_shared_from_this
         return;
       }
     }
-    if (reads == device::WatchedMemory::Reads::kUnderWay) reads = memory_->wait_for_reads(ended.base());
+    if (reads == device::WatchedMemory::Reads::kInProgress) reads = memory_->wait_for_reads(ended.base());
     give_back(std::move(ended), reads);
   }
 
@@ -73,7 +73,7 @@ class PinnedSlabs final : public SlabKeeper, public std::enable_shared_from_this
     std::vector<Ended> still_waiting;
     for (Ended& ended : waiting) {
       const auto reads = memory_->reads(ended.base());
-      if (reads == device::WatchedMemory::Reads::kUnderWay) {
+      if (reads == device::WatchedMemory::Reads::kInProgress) {
         still_waiting.push_back(std::move(ended));
       } else {
         give_back(std::move(ended), reads);
@@ -104,7 +104,7 @@ class PinnedSlabs final : public SlabKeeper, public std::enable_shared_from_this
   static void give_back(Ended ended, device::WatchedMemory::Reads reads) {
     if (reads == device::WatchedMemory::Reads::kNone) return ended.view->release(ended.slab_index, ended.generation);
     ended.view->retire(ended.slab_index);
-    keep_for_good(std::move(ended.view));
+    keep_until_exit(std::move(ended.view));
   }
 
   std::vector<Ended> take_waiting(bool closes) {

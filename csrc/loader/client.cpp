@@ -51,11 +51,11 @@ class Client::Impl {
     uint64_t early_count = 0;                          // requests made before its start
     std::map<uint64_t, std::unique_ptr<Batch>> ready;  // arrived out of order
     // Requests whose batches were not delivered yet, and when they were made.
-    struct Asked {
+    struct Requested {
       Instant at{};
       session::SharedContent content{};
     };
-    std::map<uint64_t, Asked> asked;
+    std::map<uint64_t, Requested> requested;
   };
 
   Impl(const ClientOptions& wanted, std::unique_ptr<BatchSource> its_source)
@@ -173,7 +173,7 @@ class Client::Impl {
                                             .first_place = indices.first_place},
                                 .indices = {indices.body.begin(), indices.body.end()}});
     if (options.keep_indices) epoch.order.keep(assignment->sequence, content);
-    epoch.asked.emplace(assignment->sequence, Epoch::Asked{.at = clock_now(), .content = content});
+    epoch.requested.emplace(assignment->sequence, Epoch::Requested{.at = clock_now(), .content = content});
     source->fetch(content);
     return true;
   }
@@ -219,7 +219,7 @@ class Client::Impl {
       }
       auto arrival = inbox.try_pop();
       if (!arrival) {
-        say_what_is_awaited();
+        log_awaited_batch();
         return {.kind = Event::Kind::kNothing, .batch = {}, .error = {}};
       }
       if (auto event = take(*arrival)) return std::move(*event);
@@ -318,11 +318,11 @@ class Client::Impl {
                      .error = std::move(arrival.error)};
       case Arrival::Kind::kEnd: {
         if (arrival.epoch != now.number) return std::nullopt;
-        if (!now.order.is_outstanding(arrival.sequence)) return unasked(arrival);
+        if (!now.order.is_outstanding(arrival.sequence)) return report_unrequested(arrival);
         const uint32_t shard_id = now.order.shard_ended(arrival.sequence);
-        now.asked.erase(arrival.sequence);
+        now.requested.erase(arrival.sequence);
         const uint32_t worker_id = source->worker_of(shard_id);
-        if (worker_id != arrival.worker_id) return unasked(arrival);
+        if (worker_id != arrival.worker_id) return report_unrequested(arrival);
         const bool is_done = !has_active_shard(worker_id);
         if (is_done && !options.keep_workers) source->dismiss(arrival.worker_id);
         return Event{.kind = Event::Kind::kShardEnded,
@@ -341,7 +341,7 @@ class Client::Impl {
       return std::nullopt;
     }
     Epoch& epoch = is_early ? *early : now;
-    if (!epoch.order.is_outstanding(arrival.sequence)) return unasked(arrival);
+    if (!epoch.order.is_outstanding(arrival.sequence)) return report_unrequested(arrival);
     largest_batch_bytes = std::max(largest_batch_bytes, std::max<uint64_t>(1, arrival.batch->frame().payload_bytes));
     const bool is_next = epoch.order.arrived(arrival.sequence);
     if (is_next && !is_early) return deliver(std::move(arrival.batch));
@@ -350,7 +350,7 @@ class Client::Impl {
   }
 
   // For a worker that sends an answer to no request. The answer that it should have sent may never arrive.
-  static Event unasked(const Arrival& arrival) {
+  static Event report_unrequested(const Arrival& arrival) {
     const wire::BatchKey key{.epoch = arrival.epoch, .sequence = arrival.sequence};
     return {.kind = Event::Kind::kFailed,
             .worker_id = arrival.worker_id,
@@ -378,8 +378,8 @@ class Client::Impl {
 
   void note_delivery(Batch& batch) {
     const wire::BatchFacts& facts = batch.facts();
-    const auto asked = now.asked.extract(facts.sequence);
-    if (!asked.empty()) batch.times().asked_at = asked.mapped().at;
+    const auto requested = now.requested.extract(facts.sequence);
+    if (!requested.empty()) batch.times().asked_at = requested.mapped().at;
     StepLedger::Delivery delivery{.epoch = now.number,
                                   .sequence = facts.sequence,
                                   .times = batch.times(),
@@ -398,12 +398,12 @@ class Client::Impl {
     SlowSample sample{
         .time = slowest, .epoch = now.number, .sequence = facts.sequence, .worker_id = delivery.times.worker_id};
     if (is_timed) sample.place = samples.slowest_place;
-    if (is_timed && !asked.empty()) sample.index = index_at(*asked.mapped().content, samples.slowest_place);
+    if (is_timed && !requested.empty()) sample.index = index_at(*requested.mapped().content, samples.slowest_place);
     ledger.note_slow_sample(sample);
   }
 
   // The stages may hold a batch back while others are staged, but not the one that the trainer needs next.
-  void say_what_is_awaited() {
+  void log_awaited_batch() {
     const auto oldest = now.order.awaited();
     if (!oldest) return;
     source->stages().await(now.number, options.in_order ? std::optional(oldest->sequence) : std::nullopt);
@@ -503,8 +503,8 @@ void Client::retire_held() {
 StepLedger& Client::ledger() { return impl_->ledger; }
 const loader::LoaderCounters& Client::counters() const { return impl_->inbox.counters(); }
 uint32_t Client::outstanding_count() const {
-  const uint32_t asked_count = impl_->outstanding_count();  // includes the arrivals in the inbox
-  return asked_count - std::min(asked_count, static_cast<uint32_t>(impl_->inbox.arrival_count()));
+  const uint32_t requested_count = impl_->outstanding_count();  // includes the arrivals in the inbox
+  return requested_count - std::min(requested_count, static_cast<uint32_t>(impl_->inbox.arrival_count()));
 }
 uint32_t Client::stored_count() const {
   const size_t early_count = impl_->early ? impl_->early->ready.size() : 0;

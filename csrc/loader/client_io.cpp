@@ -27,7 +27,7 @@ namespace {
 
 // A worker that has answered receives its next request within some tenths of a millisecond. If a batch takes far longer
 // than that, requests wait in the trainer for the first free worker, never behind a slow batch.
-constexpr auto kAskedAheadBelow = std::chrono::milliseconds(5);
+constexpr auto kRequestAheadBelow = std::chrono::milliseconds(5);
 constexpr uint64_t kNoBound = std::numeric_limits<uint64_t>::max();
 
 }  // namespace
@@ -44,7 +44,7 @@ ToJob work_of(const session::RequestContent& content) {
 }
 
 LocalDispatch::LocalDispatch(uint32_t worker_count, uint32_t depth)
-    : dispatch_({.depth_max = depth, .asked_ahead_below = kAskedAheadBelow, .hedges = false, .blames_all = true}),
+    : dispatch_({.depth_max = depth, .request_ahead_below = kRequestAheadBelow, .hedges = false, .blames_all = true}),
       workers_(worker_count) {}
 
 std::vector<LocalDispatch::Send> LocalDispatch::take_sends() { return std::exchange(sends_, {}); }
@@ -73,7 +73,7 @@ void LocalDispatch::ask(BatchKey key, session::SharedContent content, Instant no
   carry_out(now);
 }
 
-void LocalDispatch::worker_came(uint32_t worker_id, Instant now) {
+void LocalDispatch::worker_joined(uint32_t worker_id, Instant now) {
   dispatch_.add_worker(worker_id, kNoBound, now);
   carry_out(now);
 }
@@ -107,7 +107,7 @@ void LocalDispatch::carry_out(Instant now) {
   for (auto commands = dispatch_.take_commands(); !commands.empty(); commands = dispatch_.take_commands()) {
     for (const Dispatch::Command& command : commands) {
       switch (command.kind) {
-        case Dispatch::Command::Kind::kAsk: send_request(command.worker, command.key); break;
+        case Dispatch::Command::Kind::kSendRequest: send_request(command.worker, command.key); break;
         case Dispatch::Command::Kind::kFail: failures_.push_back({command.key, command.death_count}); break;
         case Dispatch::Command::Kind::kCancel:  // a local worker makes it anyway, and its answer is dropped
           if (!command.has_come) break;
@@ -178,13 +178,13 @@ Result<ChannelFds> ClientIo::open_channel(uint32_t worker_id) {
   auto ends = Channel::open_pair();
   if (!ends) return ends.error();
   worker.channel.emplace(std::move(ends.value().here));
-  worker.its_end = std::move(ends.value().there);
-  return ChannelFds{.trainer = worker.channel->fd(), .worker = worker.its_end.get()};
+  worker.worker_end = std::move(ends.value().there);
+  return ChannelFds{.trainer = worker.channel->fd(), .worker = worker.worker_end.get()};
 }
 
 Result<void> ClientIo::note_started(uint32_t worker_id, pid_t pid) {
   Worker& worker = workers_.at(worker_id);
-  worker.its_end.reset();
+  worker.worker_end.reset();
   if (pid == 0) return {};
   worker.process = open_process_handle(pid);
   if (worker.process) return {};
@@ -309,7 +309,7 @@ void ClientIo::end() {
   for (Worker& worker : workers_) {
     if (worker.channel) worker.channel->shut_down();
     worker.channel.reset();
-    worker.its_end.reset();
+    worker.worker_end.reset();
     worker.process.reset();
   }
 }
@@ -428,13 +428,13 @@ void ClientIo::receive_message(uint32_t worker_id, const Channel::Message& recei
     case FromJob::Kind::kReady:
       if (std::exchange(workers_[worker_id].is_ready, true)) return refuse(worker_id, wrong_answer("it started twice"));
       if (!dispatch_) return;
-      dispatch_->worker_came(worker_id, clock_now());
+      dispatch_->worker_joined(worker_id, clock_now());
       return send_dispatched();
     case FromJob::Kind::kStates: return inbox_.arrive_states(copy_of(message.state));
     case FromJob::Kind::kResult: break;
     case FromJob::Kind::kGivenUp:
     case FromJob::Kind::kDeclined:
-    case FromJob::Kind::kBlobWish:
+    case FromJob::Kind::kBlobRequest:
       return refuse(worker_id, wrong_answer("only a job process gives up, rejects or requests blobs"));
   }
   if (message.answer == AnswerKind::kBatch) return receive_batch(worker_id, message, received.fds);

@@ -69,7 +69,7 @@ class LocalDispatch {
   void announce(wire::ToJob::Kind kind, uint32_t epoch, Message message, Instant now);
   void ask(wire::BatchKey key, session::SharedContent content, Instant now);
 
-  void worker_came(uint32_t worker_id, Instant now);
+  void worker_joined(uint32_t worker_id, Instant now);
   void worker_died(uint32_t worker_id, Instant now);
   // Whether any worker can make a batch, now or after its start.
   bool has_workers() const { return lost_count_ < workers_.size(); }
@@ -155,7 +155,7 @@ class ClientIo : public BatchSource, private EventLoop::Handler {
     Worker(ArenaViews& views, Counter& arenas) : memory(views, arenas) {}
 
     std::optional<shm::Channel> channel;  // none once the worker is gone or dismissed
-    FileDescriptor its_end;               // the worker's end, until the worker is started
+    FileDescriptor worker_end;            // the worker's end, until the worker is started
     FileDescriptor process;               // a handle (pidfd); none before Linux 5.3, or if the process has ended
     bool has_ended = false;               // the process had ended before a handle was opened
     PassedMemory memory;

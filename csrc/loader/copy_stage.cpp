@@ -13,7 +13,7 @@
 namespace penstock::loader {
 
 // The memory has no owner that lives as long, so this is global.
-void keep_for_good(std::shared_ptr<void> memory) {
+void keep_until_exit(std::shared_ptr<void> memory) {
   static Mutex mutex;
   static auto* const kept = std::make_unique<std::vector<std::shared_ptr<void>>>().release();
   const MutexLock lock(mutex);
@@ -48,30 +48,30 @@ void SlabRegistrations::unregister(const Slabs& slabs) {
   }
 }
 
-CopiesUnderWay::~CopiesUnderWay() {
+CopiesInFlight::~CopiesInFlight() {
   if (!copies_.empty()) settle();
 }
 
-Result<void> CopiesUnderWay::check() const {
+Result<void> CopiesInFlight::check() const {
   if (!loss_.empty()) return loss();
   return {};
 }
 
-Result<std::shared_ptr<device::DeviceEvent>> CopiesUnderWay::add(CopySources sources) {
+Result<std::shared_ptr<device::DeviceEvent>> CopiesInFlight::add(CopySources sources) {
   auto event = device_.record();
   if (!event) return give_up(std::move(sources), event.error());
   copies_.push_back({.event = event.value(), .sources = std::move(sources)});
   return event;
 }
 
-Fault CopiesUnderWay::give_up(CopySources sources, const Fault& cause) {
+Fault CopiesInFlight::give_up(CopySources sources, const Fault& cause) {
   copies_.push_back({.event = nullptr, .sources = std::move(sources)});
   settle();
   if (!loss_.empty()) return loss();
   return {Errc::kFailed, "copying a batch to " + device_.name() + " failed: " + cause.message};
 }
 
-size_t CopiesUnderWay::reclaim() {
+size_t CopiesInFlight::reclaim() {
   bool is_unsure = false;
   std::erase_if(copies_, [&](const Copy& copy) {
     const auto is_over = device_.is_over(*copy.event);
@@ -84,24 +84,24 @@ size_t CopiesUnderWay::reclaim() {
 
 // A failed query gives no information about the copies, so this waits for them. The device is lost only if that fails,
 // too.
-void CopiesUnderWay::settle() {
+void CopiesInFlight::settle() {
   if (const auto waited = device_.wait_for_all(); !waited) return lose(waited.error().message);
   copies_.clear();
 }
 
-void CopiesUnderWay::lose(const std::string& cause) {
+void CopiesInFlight::lose(const std::string& cause) {
   loss_ = cause;
   for (Copy& copy : copies_) {
     if (copy.sources.lease) {
       copy.sources.lease->retire();
       ++retired_count_;
     }
-    keep_for_good(std::make_shared<std::vector<at::Tensor>>(std::move(copy.sources.tensors)));
+    keep_until_exit(std::make_shared<std::vector<at::Tensor>>(std::move(copy.sources.tensors)));
   }
   copies_.clear();
 }
 
-Fault CopiesUnderWay::loss() const {
+Fault CopiesInFlight::loss() const {
   return {Errc::kFailed, device_.name() + " is no longer usable in this process (" + loss_ +
                              "), so no batch can be copied to it; find the cause in the first error of a device call, "
                              "and restart the program"};
@@ -200,20 +200,20 @@ Result<void> CopyStage::finish(Batch& batch) {
                                   "; if the device is no longer usable in this process, restart the program"};
 }
 
-bool AheadWish::has(const wire::Frame& frame, size_t index) const {
+bool AheadRequest::has(const wire::Frame& frame, size_t index) const {
   const size_t leaf_count = frame.leaf_count();
   if (index < leaf_count) return std::ranges::find(leaves, static_cast<uint32_t>(index)) != leaves.end();
   return std::ranges::find(keys, frame.boundary_keys[index - leaf_count]) != keys.end();
 }
 
-void AheadWishes::set(std::shared_ptr<const AheadWish> wish) {
+void AheadWishes::set(std::shared_ptr<const AheadRequest> request) {
   const MutexLock lock(mutex_);
-  wish_ = std::move(wish);
+  request_ = std::move(request);
 }
 
-std::shared_ptr<const AheadWish> AheadWishes::get() const {
+std::shared_ptr<const AheadRequest> AheadWishes::get() const {
   const MutexLock lock(mutex_);
-  return wish_;
+  return request_;
 }
 
 std::optional<at::Tensor> AheadCopies::take(size_t index) {
@@ -224,8 +224,8 @@ std::optional<at::Tensor> AheadCopies::take(size_t index) {
 }
 
 Result<void> AheadStage::begin(Batch& batch) {
-  const auto wish = wishes_->get();
-  if (wish && is_at(wish->device) && batch.shared_files().empty()) copy(batch, *wish);
+  const auto request = requests_->get();
+  if (request && is_at(request->device) && batch.shared_files().empty()) copy(batch, *request);
   return {};
 }
 
@@ -241,12 +241,12 @@ bool AheadStage::is_at(c10::Device place) {
   return true;
 }
 
-void AheadStage::copy(Batch& batch, const AheadWish& wish) {
+void AheadStage::copy(Batch& batch, const AheadRequest& request) {
   std::vector<at::Tensor> rooms(batch.frame().tensors.size());
   CopySources sources{.lease = batch.lease(), .tensors = {}};
   std::vector<size_t> places;
   for (size_t index = 0; index < rooms.size(); ++index) {
-    if (!wish.has(batch.frame(), index) || batch.is_withheld(index)) continue;
+    if (!request.has(batch.frame(), index) || batch.is_withheld(index)) continue;
     at::Tensor source = batch.copy_source(index);
     if (source.storage().nbytes() == 0) continue;
     auto room = site_->device->allocate(source);

@@ -2,7 +2,7 @@
 #pragma once
 // The stages that copy batches to a device. CopyStage, the stage for device=, copies whole batches; AheadStage copies
 // only the tensors that the program would copy itself. Both copy from slabs that the device reads directly
-// (SlabRegistrations) and that are leased until the copies from them are finished (CopiesUnderWay).
+// (SlabRegistrations) and that are leased until the copies from them are finished (CopiesInFlight).
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
@@ -29,7 +29,7 @@ namespace penstock::loader {
 
 // Keeps memory until the process ends, and from being destroyed: it is unknown what still reads it, and for how long.
 // Thread-safe.
-void keep_for_good(std::shared_ptr<void> memory);
+void keep_until_exit(std::shared_ptr<void> memory);
 
 // Slabs that a device reads directly. Registration is slow, so a slab is registered once, and again only when it has
 // grown; a slab that cannot be registered is copied from unregistered. A view is shared so that its memory stays mapped
@@ -70,12 +70,12 @@ struct CopySources {
 // may keep reading indefinitely: such slabs stay mapped and are retired, so that no worker ever writes to them again.
 //
 // Confined to the thread that starts the copies. `device` outlives it. The destructor waits for the copies.
-class CopiesUnderWay {
+class CopiesInFlight {
  public:
-  explicit CopiesUnderWay(device::Device& device) : device_(device) {}
-  CopiesUnderWay(const CopiesUnderWay&) = delete;
-  CopiesUnderWay& operator=(const CopiesUnderWay&) = delete;
-  ~CopiesUnderWay();
+  explicit CopiesInFlight(device::Device& device) : device_(device) {}
+  CopiesInFlight(const CopiesInFlight&) = delete;
+  CopiesInFlight& operator=(const CopiesInFlight&) = delete;
+  ~CopiesInFlight();
 
   // Fails with kFailed once the device was lost.
   Result<void> check() const;
@@ -121,7 +121,7 @@ class CopyStage final : public BatchStage {
   bool takes_narrow() const override { return takes_narrow_; }
   size_t reclaim() override { return copies_.reclaim(); }
 
-  // See CopiesUnderWay.
+  // See CopiesInFlight.
   size_t retired_count() const { return copies_.retired_count(); }
 
  private:
@@ -139,11 +139,11 @@ class CopyStage final : public BatchStage {
   std::unique_ptr<device::Device> device_;
   const bool takes_narrow_;
   SlabRegistrations registrations_;
-  CopiesUnderWay copies_;
+  CopiesInFlight copies_;
 };
 
 // The tensors that are copied ahead: leaves by number, boundary tensors by key.
-struct AheadWish {
+struct AheadRequest {
   c10::Device device;
   std::vector<uint32_t> leaves{};
   std::vector<std::string> keys{};
@@ -154,12 +154,12 @@ struct AheadWish {
 // The trainer's current wish. Thread-safe.
 class AheadWishes {
  public:
-  void set(std::shared_ptr<const AheadWish> wish);
-  std::shared_ptr<const AheadWish> get() const;
+  void set(std::shared_ptr<const AheadRequest> request);
+  std::shared_ptr<const AheadRequest> get() const;
 
  private:
   mutable Mutex mutex_;
-  std::shared_ptr<const AheadWish> wish_ PENSTOCK_GUARDED_BY(mutex_);
+  std::shared_ptr<const AheadRequest> request_ PENSTOCK_GUARDED_BY(mutex_);
 };
 
 // The copies of one batch. Confined to the trainer's thread.
@@ -193,8 +193,8 @@ class AheadStage final : public BatchStage {
  public:
   using OpenDevice = std::function<Result<std::unique_ptr<device::Device>>(c10::Device)>;
 
-  AheadStage(std::shared_ptr<AheadWishes> wishes, OpenDevice open_device)
-      : wishes_(std::move(wishes)), open_device_(std::move(open_device)) {}
+  AheadStage(std::shared_ptr<AheadWishes> requests, OpenDevice open_device)
+      : requests_(std::move(requests)), open_device_(std::move(open_device)) {}
 
   Result<void> begin(Batch& batch) override;
   Result<void> finish(Batch&) override { return {}; }
@@ -210,13 +210,13 @@ class AheadStage final : public BatchStage {
     c10::Device place;
     std::shared_ptr<device::Device> device;
     SlabRegistrations registrations;
-    CopiesUnderWay copies;
+    CopiesInFlight copies;
   };
 
   bool is_at(c10::Device place);
-  void copy(Batch& batch, const AheadWish& wish);
+  void copy(Batch& batch, const AheadRequest& request);
 
-  const std::shared_ptr<AheadWishes> wishes_;
+  const std::shared_ptr<AheadWishes> requests_;
   const OpenDevice open_device_;
   std::optional<c10::Device> unusable_{};
   std::unique_ptr<Site> site_;

@@ -25,7 +25,7 @@ void Inbox::arrive(Arrival arrival) {
     static_cast<void>(recalled_.try_push(arrival.batch));  // dropped if full: more recalled batches are not awaited
     return;
   }
-  if (arrival.kind == Arrival::Kind::kGrown && is_growth_told_.exchange(true)) return;
+  if (arrival.kind == Arrival::Kind::kGrown && is_growth_queued_.exchange(true)) return;
   if (arrival.kind == Arrival::Kind::kNews) {
     const size_t waiting_count = news_count_.load();
     if (waiting_count == kNewsCountMax) return;
@@ -41,7 +41,7 @@ void Inbox::arrive(Arrival arrival) {
 std::optional<Arrival> Inbox::try_pop() {
   auto arrival = try_take();
   if (arrival && arrival->kind == Arrival::Kind::kNews) news_count_.fetch_sub(1);
-  if (arrival && arrival->kind == Arrival::Kind::kGrown) is_growth_told_.store(false);
+  if (arrival && arrival->kind == Arrival::Kind::kGrown) is_growth_queued_.store(false);
   return arrival;
 }
 

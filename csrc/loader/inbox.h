@@ -113,8 +113,8 @@ class Inbox {
   std::atomic<uint32_t> first_epoch_{0};
   std::atomic<uint32_t> last_epoch_{0};
   loader::LoaderCounters counters_;
-  std::atomic<size_t> news_count_{0};        // of unread news
-  std::atomic<bool> is_growth_told_{false};  // an unread kGrown is queued
+  std::atomic<size_t> news_count_{0};          // of unread news
+  std::atomic<bool> is_growth_queued_{false};  // an unread kGrown is queued
   BoundedQueue<Arrival> arrivals_;
   std::atomic<bool> is_dead_{false};
   BoundedQueue<std::unique_ptr<Batch>> recalled_{kRecalledCountMax};

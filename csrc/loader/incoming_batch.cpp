@@ -119,9 +119,9 @@ Result<std::unique_ptr<Batch>> IncomingBatch::take_heap(wire::BatchFacts facts, 
 namespace {
 
 constexpr size_t kQuotedSampleCountMax = 64;
-constexpr size_t kSpokenEndBytesMax = 512;  // a sentence
+constexpr size_t kEndTextBytesMax = 512;  // a sentence
 
-std::string spoken_samples(wire::IndexKind kind, std::span<const std::byte> indices) {
+std::string format_samples(wire::IndexKind kind, std::span<const std::byte> indices) {
   if (kind != wire::IndexKind::kInteger && kind != wire::IndexKind::kIntegers) return "";
   const size_t count = indices.size() / sizeof(int64_t);
   std::string text = " (samples ";
@@ -170,7 +170,7 @@ Result<std::unique_ptr<Batch>> batch_of(const wire::PoolAnswer& answer, std::opt
   if (auto checked = batch.value()->check_narrow(); !checked) return checked.error();
   if (wire::is_recall(answer.message.key) && batch.value()->withheld_bytes() > 0)
     return Fault{Errc::kMalformed, "it omitted parts of a batch that was requested in full"};
-  batch.value()->find_odd_bools();
+  batch.value()->find_nonstandard_bools();
   batch.value()->set_state(answer.state);
   return batch;
 }
@@ -179,8 +179,8 @@ std::unique_ptr<Batch> error_of_damage(wire::BatchKey key, const std::string& pl
   return error_in_batch(key, place, "the batch cannot be read: " + error.message);
 }
 
-std::string spoken_size(uint64_t dataset_size) {
-  if (dataset_size == wire::kSizeUntold) return "an unknown size";
+std::string format_dataset_size(uint64_t dataset_size) {
+  if (dataset_size == wire::kSizeUnknown) return "an unknown size";
   if (dataset_size == wire::kNoSize) return "no length, because it is iterable";
   return std::to_string(dataset_size) + " samples";
 }
@@ -197,9 +197,9 @@ std::unique_ptr<Batch> error_of_wrong_answers(wire::BatchKey key, const std::str
       wire::to_text(key) + " was requested " + std::to_string(count) + " times and cannot be read: " + reason);
 }
 
-std::string spoken_end(std::span<const std::byte> reason) {
+std::string format_end(std::span<const std::byte> reason) {
   std::string text;
-  for (const char c : text_of(reason.first(std::min(reason.size(), kSpokenEndBytesMax)))) {
+  for (const char c : text_of(reason.first(std::min(reason.size(), kEndTextBytesMax)))) {
     if (c >= ' ' && c <= '~') {
       text += c;
     } else {
@@ -210,9 +210,9 @@ std::string spoken_end(std::span<const std::byte> reason) {
   return text;
 }
 
-std::string spoken_deaths(wire::BatchKey key, const session::RequestContent& content, uint32_t death_count,
+std::string format_deaths(wire::BatchKey key, const session::RequestContent& content, uint32_t death_count,
                           const DeathTraces& traces) {
-  const std::string batch = wire::to_text(key) + spoken_samples(content.request.index_kind, content.indices);
+  const std::string batch = wire::to_text(key) + format_samples(content.request.index_kind, content.indices);
   std::string text = "1 worker died while making " + batch;
   if (death_count > 1) {
     text = std::to_string(death_count) + " workers in a row died while making " + batch +
@@ -230,7 +230,7 @@ std::unique_ptr<Batch> error_of_deaths(wire::BatchKey key, const session::Reques
                                        const DeathTraces& traces) {
   return Batch::from_error(
       facts_of(key),
-      {.type_name = "RuntimeError", .text = spoken_deaths(key, content, death_count, traces), .worker = {}});
+      {.type_name = "RuntimeError", .text = format_deaths(key, content, death_count, traces), .worker = {}});
 }
 
 std::unique_ptr<Batch> error_of_indices(wire::BatchKey key, size_t index_bytes) {

@@ -82,7 +82,7 @@ Result<std::unique_ptr<Batch>> batch_of(const wire::PoolAnswer& answer, std::opt
 std::unique_ptr<Batch> error_of_damage(wire::BatchKey key, const std::string& place, const Fault& error);
 
 // Formats a dataset's size as reported by a worker: "40 samples".
-std::string spoken_size(uint64_t dataset_size);
+std::string format_dataset_size(uint64_t dataset_size);
 
 // The error in place of a batch from `place`.
 std::unique_ptr<Batch> error_in_batch(wire::BatchKey key, const std::string& place, std::string text);
@@ -92,16 +92,16 @@ std::unique_ptr<Batch> error_of_wrong_answers(wire::BatchKey key, const std::str
                                               uint32_t count);
 
 // A worker's description of how one of its processes ended, sanitised for a terminal.
-std::string spoken_end(std::span<const std::byte> reason);
+std::string format_end(std::span<const std::byte> reason);
 
 // The known facts about workers that died while they made a batch.
 struct DeathTraces {
   std::string lost_at{};   // the endpoint of one of them, or empty
-  std::string last_end{};  // how the process ended, from spoken_end(), of the last worker that reported it; or empty
+  std::string last_end{};  // how the process ended, from format_end(), of the last worker that reported it; or empty
 };
 
 // Describes that one worker after another died while making a batch.
-std::string spoken_deaths(wire::BatchKey key, const session::RequestContent& content, uint32_t death_count,
+std::string format_deaths(wire::BatchKey key, const session::RequestContent& content, uint32_t death_count,
                           const DeathTraces& traces);
 // The error in the batch's place.
 std::unique_ptr<Batch> error_of_deaths(wire::BatchKey key, const session::RequestContent& content, uint32_t death_count,

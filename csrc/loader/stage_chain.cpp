@@ -17,7 +17,7 @@ namespace {
 constexpr std::chrono::milliseconds kReclaimInterval{1};
 
 // Between two checks for finished copies and stale batches.
-constexpr size_t kArrivalsInTurn = 64;
+constexpr size_t kArrivalsPerTurn = 64;
 
 bool has_tensors(const Batch& batch) {
   return !batch.raises() && !batch.remote_error() && !batch.frame().tensors.empty();
@@ -109,7 +109,7 @@ Result<void> StageChain::finish(Batch& batch) {
 Result<void> StageChain::serve() {
   drop_stale();
   let_through();
-  for (size_t count = 0; count < kArrivalsInTurn && waiting_.size() < waiting_count_max_; ++count) {
+  for (size_t count = 0; count < kArrivalsPerTurn && waiting_.size() < waiting_count_max_; ++count) {
     auto arrival = arrivals_.try_pop();
     if (!arrival) break;
     take(*std::move(arrival));

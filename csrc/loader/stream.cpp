@@ -30,7 +30,7 @@ void Stream::begin_epoch(EpochPlan plan, const TorchSamplerOptions& sampler) {
   recipe_ = sampler;
   recipe_.skipped_batch_count = static_cast<int64_t>(plan_.progress->answered_count());
   if (!adopt_early(recipe_)) {
-    client_->begin_epoch(seeds_to_tell(plan_.seeds),
+    client_->begin_epoch(seeds_to_send(plan_.seeds),
                          {.sequence = plan_.progress->answered_count(),
                           .shard_id = plan_.progress->next_shard_id() % client_->shard_count(),
                           .seed = plan_.seeds.seed_of_draws()});
@@ -38,7 +38,7 @@ void Stream::begin_epoch(EpochPlan plan, const TorchSamplerOptions& sampler) {
     sampler_ = own.get();
     indices_ = std::move(own);
   }
-  ask_for_first();
+  request_first();
 }
 
 void Stream::begin_epoch(EpochPlan plan, std::unique_ptr<IndexSource> indices) {
@@ -48,11 +48,11 @@ void Stream::begin_epoch(EpochPlan plan, std::unique_ptr<IndexSource> indices) {
   early_sampler_.reset();
   indices_ = std::move(indices);
   sampler_ = nullptr;
-  client_->begin_epoch(seeds_to_tell(plan_.seeds),
+  client_->begin_epoch(seeds_to_send(plan_.seeds),
                        {.sequence = plan_.progress->answered_count(),
                         .shard_id = plan_.progress->next_shard_id() % client_->shard_count(),
                         .seed = plan_.seeds.seed_of_draws()});
-  ask_for_first();
+  request_first();
 }
 
 void Stream::begin(EpochPlan plan) {
@@ -68,7 +68,7 @@ void Stream::begin(EpochPlan plan) {
   if (!plan_.progress) plan_.progress = std::make_shared<EpochProgress>(client_->shard_count());
 }
 
-std::span<const std::byte> Stream::seeds_to_tell(const wire::EpochSeeds& seeds) {
+std::span<const std::byte> Stream::seeds_to_send(const wire::EpochSeeds& seeds) {
   seed_bytes_.clear();
   if (options_.is_seeded_by_batch) seed_bytes_ = seeds.to_bytes();
   return seed_bytes_;
@@ -99,7 +99,7 @@ void Stream::begin_early() {
                        .base_generator = plan_.base_generator};
   expected_.emplace(next, recipe_);
   if (!was_met_) return;
-  client_->begin_early(seeds_to_tell(expected_->seeds()), expected_->seeds().seed_of_draws());
+  client_->begin_early(seeds_to_send(expected_->seeds()), expected_->seeds().seed_of_draws());
   early_sampler_ = std::make_unique<TorchSampler>(expected_->early_sampler(), sampler_->take_buffer());
   early_drawn_count_ = 0;
   fill();
@@ -107,13 +107,13 @@ void Stream::begin_early() {
 
 // ---- Requests
 
-void Stream::ask_for_first() {
+void Stream::request_first() {
   if (options_.asks_while_room || client_->is_elastic() || sampler_ != nullptr) return fill();
   // As many calls as torch makes, which also pulls an exhausted sampler.
   for (uint32_t count = client_->depth(); count > 0; --count) ask();
 }
 
-void Stream::ask_in_place() {
+void Stream::request_replacement() {
   if (client_->has_early() || options_.asks_while_room || client_->is_elastic() || may_stretch()) return fill();
   // After looking ahead past the end of a shard, more batches may have been requested already.
   if (client_->has_room()) ask();
@@ -145,11 +145,11 @@ void Stream::stretch() {
 
 // Requests more batches than were delivered, where this is not observable: for shards that continue after others have
 // ended, and if the number of requested batches depends on the clock anyway.
-bool Stream::ask_ahead(uint64_t batch_count) {
+bool Stream::request_ahead(uint64_t batch_count) {
   if (!options_.is_iterable && !options_.asks_while_room) return false;
-  uint64_t asked_count = 0;
-  while (asked_count < batch_count && client_->has_room() && ask()) ++asked_count;
-  return asked_count > 0;
+  uint64_t requested_count = 0;
+  while (requested_count < batch_count && client_->has_room() && ask()) ++requested_count;
+  return requested_count > 0;
 }
 
 bool Stream::ask() {
@@ -173,7 +173,7 @@ Stream::Event Stream::try_take() {
           return failed(event.worker_id,
                         "a worker reported the end of its shard, but a map-style dataset has no shards");
         if (!event.state.empty()) end_states_[event.shard_id] = std::move(event.state);
-        ask_in_place();
+        request_replacement();
         return event;
       // Independent of the workers' messages: an epoch ends when all of its batches were delivered.
       case Event::Kind::kEnd:
@@ -202,7 +202,7 @@ void Stream::give(const Event& event) {
   plan_.progress->answer(event.shard_id, batch.raises() || batch.remote_error() || event.is_unreadable);
   if (!batch.state().empty())
     plan_.progress->set_shard_state(event.shard_id, {batch.state().begin(), batch.state().end()});
-  ask_in_place();
+  request_replacement();
   begin_early();
 }
 
@@ -217,7 +217,7 @@ Stream::Event Stream::try_next() {
   if (event.kind == Event::Kind::kBatch) give(event);
   if (event.kind == Event::Kind::kEnd) finish();
   if (event.kind == Event::Kind::kNothing) stretch();
-  tell_pace();
+  report_pace();
   return event;
 }
 
@@ -241,7 +241,7 @@ void Stream::leave_epoch() {
   step_clock_.end_epoch();
 }
 
-void Stream::tell_pace() {
+void Stream::report_pace() {
   if (!client_->is_elastic()) return;  // there is no controller to report to
   client_->note_pace({.stored_count = client_->stored_count() + static_cast<uint32_t>(ahead_.size()),
                       .wanted_count = client_->depth(),
@@ -261,7 +261,7 @@ Stream::Event Stream::next(steady_clock::time_point deadline) {
 Stream::Event Stream::try_look_ahead(uint32_t batch_count) {
   for (;;) {
     Event event = try_take();
-    if (event.kind == Event::Kind::kEnd && ahead_.size() < batch_count && ask_ahead(batch_count - ahead_.size()))
+    if (event.kind == Event::Kind::kEnd && ahead_.size() < batch_count && request_ahead(batch_count - ahead_.size()))
       continue;
     if (event.kind != Event::Kind::kBatch) return event;
     ahead_.push_back(std::move(event));

@@ -164,21 +164,21 @@ class Stream {
  private:
   void begin(EpochPlan plan);
   void leave_epoch();
-  void ask_for_first();
-  void ask_in_place();
-  bool ask_ahead(uint64_t batch_count);
+  void request_first();
+  void request_replacement();
+  bool request_ahead(uint64_t batch_count);
   bool ask();
   void fill();
   void stretch();
   bool may_stretch() const;
   void give(const Event& event);
   void finish();
-  void tell_pace();
+  void report_pace();
   void begin_early();
   bool adopt_early(const TorchSamplerOptions& sampler);
   Event try_take();
   static Event failed(uint32_t worker_id, std::string what);
-  std::span<const std::byte> seeds_to_tell(const wire::EpochSeeds& seeds);
+  std::span<const std::byte> seeds_to_send(const wire::EpochSeeds& seeds);
 
   std::shared_ptr<Client> client_;
   StreamOptions options_;

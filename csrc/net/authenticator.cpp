@@ -151,20 +151,20 @@ Result<void> Authenticator::begin() {
   return begun;
 }
 
-void Authenticator::look_at_keys() {
+void Authenticator::check_keys() {
   const Instant now = clock_now();
-  if (now - looked_at_ < kKeyLookInterval) return;
-  looked_at_ = now;
+  if (now - checked_at_ < kKeyCheckInterval) return;
+  checked_at_ = now;
   std::vector<std::pair<std::string, Look>> looks;
   {
     MutexLock lock(mutex_);
     for (const auto& [name, allowed] : domains_)
       if (allowed.look) looks.emplace_back(name, allowed.look);
   }
-  for (const auto& [name, look] : looks) take_look(name, look());  // reads files, so without the lock
+  for (const auto& [name, look] : looks) apply_check(name, look());  // reads files, so without the lock
 }
 
-void Authenticator::take_look(const std::string& domain, Result<std::optional<Change>> look) {
+void Authenticator::apply_check(const std::string& domain, Result<std::optional<Change>> look) {
   MutexLock lock(mutex_);
   const auto found = domains_.find(domain);
   if (found == domains_.end()) return;
@@ -187,7 +187,7 @@ long Authenticator::sleep_ms() const {
   const bool is_looking =
       std::any_of(domains_.begin(), domains_.end(), [](const auto& item) { return item.second.look != nullptr; });
   if (!is_looking) return -1;
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(looked_at_ + kKeyLookInterval - clock_now());
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(checked_at_ + kKeyCheckInterval - clock_now());
   return std::max<long>(0, static_cast<long>(left.count()));
 }
 
@@ -202,7 +202,7 @@ Result<bool> Authenticator::wait(int wake_fd, bool may_sleep) {
 
 // Answers one request: libzmq sends the next one only once it has the answer.
 Result<void> Authenticator::serve() {
-  look_at_keys();
+  check_keys();
   const Frames request = receive_frames(socket_);
   if (request.empty()) return {};
   const auto user_id = admit(request);

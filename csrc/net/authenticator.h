@@ -7,7 +7,7 @@
 // answered 400.
 //
 // A separate thread answers: a worker that makes a batch for seconds would otherwise let every handshake time out. The
-// thread only looks up keys, and checks every kKeyLookInterval whether they have changed: messages from a key that is
+// thread only looks up keys, and checks every kKeyCheckInterval whether they have changed: messages from a key that is
 // no longer admitted are dropped, also on existing connections.
 
 #include <cstdint>
@@ -43,7 +43,7 @@ struct PeerIdentity {
 
 using AllowedKeys = std::map<PublicKey, Role>;
 
-constexpr Duration kKeyLookInterval = std::chrono::seconds(1);
+constexpr Duration kKeyCheckInterval = std::chrono::seconds(1);
 
 // Created before the servers of its context and destroyed after them. Thread-safe.
 class Authenticator final : private EventLoop::Handler {
@@ -113,8 +113,8 @@ class Authenticator final : private EventLoop::Handler {
     std::string trouble;
   };
   // Makes each domain with a `look` check its keys again, if it is time.
-  void look_at_keys();
-  void take_look(const std::string& domain, Result<std::optional<Change>> look);
+  void check_keys();
+  void apply_check(const std::string& domain, Result<std::optional<Change>> look);
   // How long the thread may sleep, in milliseconds; -1: forever.
   long sleep_ms() const;
   // The user id for a request; none if the client is rejected.
@@ -126,7 +126,7 @@ class Authenticator final : private EventLoop::Handler {
   std::map<std::string, Allowed, std::less<>> domains_ PENSTOCK_GUARDED_BY(mutex_);
   uint64_t domain_count_ PENSTOCK_GUARDED_BY(mutex_) = 0;
   uint64_t refused_count_ PENSTOCK_GUARDED_BY(mutex_) = 0;
-  Instant looked_at_{};  // confined to the loop's thread
+  Instant checked_at_{};  // confined to the loop's thread
   EventLoop loop_;
 };
 

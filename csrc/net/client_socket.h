@@ -37,7 +37,7 @@ struct ClientReceipt {
 };
 
 // How long a goodbye may take to be sent.
-inline constexpr std::chrono::milliseconds kFarewellTime{500};
+inline constexpr std::chrono::milliseconds kClosingLinger{500};
 
 // The possible keys of a server that holds a role's key.
 struct ServerKeys {
@@ -116,8 +116,8 @@ class ClientSocket {
   // Receives into `receipt`, dropping its former content. Returns false if no message is waiting.
   Result<bool> try_receive(ClientReceipt& receipt);
 
-  // As TcpSocket::set_linger, for example with kFarewellTime. The destructor of the socket's context waits at most that
-  // long.
+  // As TcpSocket::set_linger, for example with kClosingLinger. The destructor of the socket's context waits at most
+  // that long.
   void set_linger(std::chrono::milliseconds time) { socket_->set_linger(time); }
 
   // Readable when a message or an event is waiting.

@@ -37,7 +37,7 @@ Result<KeyRing> load_key_folder(const std::string& folder, Role own_role, KeyOri
   if (!keys) return keys.error();
   auto own = load_secret(folder_fd, folder, own_role);
   if (!own) return own.error();
-  if (!keys.value().lets_in(own.value().public_key(), own_role)) return no_key_pair(folder, own_role);
+  if (!keys.value().admits(own.value().public_key(), own_role)) return no_key_pair(folder, own_role);
   std::error_code unknown;
   const auto path = std::filesystem::absolute(folder, unknown);  // a job may change the process's working folder
   return KeyRing(own_role, std::move(own).value(), std::move(keys).value(), origin,
@@ -84,12 +84,13 @@ Result<std::string> stamp_of(int folder_fd, const std::string& folder) {
 }
 
 // Names for a sentence; only the first ones of many.
-std::string spoken_names(const std::vector<std::string>& names) {
-  constexpr size_t kSpokenMax = 8;
+std::string format_names(const std::vector<std::string>& names) {
+  constexpr size_t kListedNamesMax = 8;
   std::string text;
-  for (size_t place = 0; place < std::min(names.size(), kSpokenMax); ++place)
+  for (size_t place = 0; place < std::min(names.size(), kListedNamesMax); ++place)
     text += (place == 0 ? "" : ", ") + names[place];
-  return names.size() <= kSpokenMax ? text : text + " and " + std::to_string(names.size() - kSpokenMax) + " more";
+  return names.size() <= kListedNamesMax ? text
+                                         : text + " and " + std::to_string(names.size() - kListedNamesMax) + " more";
 }
 
 // The holders with individual keys in `keys` that are not in `others`.
@@ -102,7 +103,7 @@ std::vector<std::string> named_beyond(const PublicKeys& keys, const PublicKeys& 
   return names;
 }
 
-std::string spoken_change(const std::string& folder, Role own_role, const PublicKeys& before, const PublicKeys& after) {
+std::string format_change(const std::string& folder, Role own_role, const PublicKeys& before, const PublicKeys& after) {
   const std::vector<std::string> added = named_beyond(after, before), removed = named_beyond(before, after);
   std::vector<std::string> other_roles, retained, retired;
   for (const Role role : kRoles) {
@@ -114,11 +115,11 @@ std::string spoken_change(const std::string& folder, Role own_role, const Public
     if (before.former[place] && !after.former[place]) retired.push_back(name);
   }
   std::string text = "has read the keys in " + folder + " again";
-  if (!removed.empty()) text += "; no longer accepted: the keys of " + spoken_names(removed);
-  if (!added.empty()) text += "; now accepted: the keys of " + spoken_names(added);
-  if (!other_roles.empty()) text += "; changed keys: " + spoken_names(other_roles);
-  if (!retained.empty()) text += "; the former keys are also accepted for: " + spoken_names(retained);
-  if (!retired.empty()) text += "; the former keys are no longer accepted for: " + spoken_names(retired);
+  if (!removed.empty()) text += "; no longer accepted: the keys of " + format_names(removed);
+  if (!added.empty()) text += "; now accepted: the keys of " + format_names(added);
+  if (!other_roles.empty()) text += "; changed keys: " + format_names(other_roles);
+  if (!retained.empty()) text += "; the former keys are also accepted for: " + format_names(retained);
+  if (!retired.empty()) text += "; the former keys are no longer accepted for: " + format_names(retired);
   const auto own = static_cast<size_t>(own_role);
   if (before.roles[own] != after.roles[own])
     text += "; the key of this process has changed there, which takes effect when the process is restarted";
@@ -140,7 +141,7 @@ Result<std::optional<KeyFolderWatch::Change>> KeyFolderWatch::look() {
   stamp_ = std::move(stamp).value();
   PublicKeys keys = std::move(loaded).value();
   if (keys == known_) return std::optional<Change>();
-  Change change{.keys = keys, .notice = spoken_change(folder_, own_role_, known_, keys)};
+  Change change{.keys = keys, .notice = format_change(folder_, own_role_, known_, keys)};
   known_ = std::move(keys);
   return std::optional(std::move(change));
 }
@@ -157,12 +158,12 @@ struct KeyFolderReader::State {
 KeyFolderReader::KeyFolderReader(std::string folder) : state_(std::make_shared<State>(std::move(folder))) {}
 
 void KeyFolderReader::ask(Instant now) {
-  if (asked_at_ && now - *asked_at_ < kKeyReadInterval) return;
+  if (requested_at_ && now - *requested_at_ < kKeyReadInterval) return;
   {
     const MutexLock lock(state_->mutex);
     if (std::exchange(state_->is_reading, true)) return;
   }
-  asked_at_ = now;
+  requested_at_ = now;
   try {
     std::thread([state = state_] {
       ::pthread_setname_np(::pthread_self(), "pk_key_read");
@@ -370,13 +371,13 @@ bool is_key_name(std::string_view name) {
 
 std::string key_file_name(Role role, std::string_view ending) { return std::string(role_name(role)).append(ending); }
 
-Fault key_error(Errc code, const std::string& path, const std::string& seen, const std::string& remedy) {
-  return {code, "the keys in " + path + " cannot be used: " + seen + "; " + remedy};
+Fault key_error(Errc code, const std::string& path, const std::string& seen, const std::string& hint) {
+  return {code, "the keys in " + path + " cannot be used: " + seen + "; " + hint};
 }
 
 Fault key_system_error(const std::string& what, const std::string& path, int error_number) {
-  const std::string remedy = error_number == ENOENT ? "; create keys with penstock keys, or correct the path" : "";
-  return {Errc::kFailed, what + " " + path + " failed: " + std::strerror(error_number) + remedy};
+  const std::string hint = error_number == ENOENT ? "; create keys with penstock keys, or correct the path" : "";
+  return {Errc::kFailed, what + " " + path + " failed: " + std::strerror(error_number) + hint};
 }
 
 Fault no_key_pair(const std::string& folder, Role role) {

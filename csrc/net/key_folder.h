@@ -88,7 +88,7 @@ class KeyFolderReader {
  private:
   struct State;
   const std::shared_ptr<State> state_;  // shared with the reading thread
-  std::optional<Instant> asked_at_{};
+  std::optional<Instant> requested_at_{};
 };
 
 inline constexpr size_t kKeyFileBytes = kKeyTextLength + 1;  // a key and a newline
@@ -110,7 +110,7 @@ bool is_key_name(std::string_view name);
 std::string key_file_name(Role role, std::string_view ending);
 
 // An error whose text has the failure, the observed and expected facts, and the remedy.
-Fault key_error(Errc code, const std::string& path, const std::string& seen, const std::string& remedy);
+Fault key_error(Errc code, const std::string& path, const std::string& seen, const std::string& hint);
 Fault key_system_error(const std::string& what, const std::string& path, int error_number);
 // The role's secret belongs to none of the keys by which the role is admitted.
 Fault no_key_pair(const std::string& folder, Role role);

@@ -332,7 +332,7 @@ Result<void> finish_rotation(const std::string& folder) {
   if (auto locked = lock_folder(folder_fd, folder); !locked) return locked;
   auto keys = load_public_keys(folder_fd, folder);
   if (!keys) return keys.error();
-  const std::string remedy =
+  const std::string hint =
       "; copy the new one there, or complete an interrupted rotation with penstock keys " + folder + " --rotate";
   std::vector<std::string> formers;
   for (const Role role : kRoles) {
@@ -342,13 +342,13 @@ Result<void> finish_rotation(const std::string& folder) {
     formers.push_back(name);
     if (!former)
       return Fault{Errc::kMismatch, "the former keys in " + folder + " are still needed: " +
-                                        key_file_name(role, ".public") + " is still the former one" + remedy};
+                                        key_file_name(role, ".public") + " is still the former one" + hint};
     if (!has_secret(folder_fd, role)) continue;
     auto own = load_secret(folder_fd, folder, role);
     if (!own) return own.error();
     if (own.value().public_key() == *former)
       return Fault{Errc::kMismatch, "the former keys in " + folder + " are still needed: " +
-                                        key_file_name(role, ".secret") + " belongs to the former one" + remedy};
+                                        key_file_name(role, ".secret") + " belongs to the former one" + hint};
   }
   if (formers.empty())
     return Fault{Errc::kMismatch, "there is no rotation to finish in " + folder +

@@ -143,7 +143,7 @@ struct PublicKeys {
     return role == Role::kTrainer ? users : role == Role::kWorker ? machines : KeyNames();
   }
   // Whether the holder of this key may act in the role.
-  bool lets_in(const PublicKey& key, Role role) const {
+  bool admits(const PublicKey& key, Role role) const {
     const std::vector<PublicKey> keys = generations(role);
     return std::find(keys.begin(), keys.end(), key) != keys.end() || named(role).contains(key);
   }
@@ -158,7 +158,7 @@ class KeyRing {
   // ones are to be reread while the process runs.
   KeyRing(Role own_role, KeyPair own, PublicKeys keys, KeyOrigin origin, std::string folder = {})
       : own_role_(own_role), own_(std::move(own)), keys_(std::move(keys)), origin_(origin), folder_(std::move(folder)) {
-    PENSTOCK_ASSERT(keys_.lets_in(own_.public_key(), own_role_));
+    PENSTOCK_ASSERT(keys_.admits(own_.public_key(), own_role_));
   }
 
   Role own_role() const { return own_role_; }

@@ -78,7 +78,7 @@ Result<void> wait_readable(std::span<const Waitable> sockets, std::span<const in
 
 namespace {
 
-constexpr int kToldInOneCall = 64;  // limit of one system call; the next call returns further events first
+constexpr int kEventsPerWait = 64;  // limit of one system call; the next call returns further events first
 
 }  // namespace
 
@@ -160,25 +160,26 @@ Result<bool> ReadySet::has_input(const Member& member) const {
 }
 
 Result<std::span<const uint64_t>> ReadySet::wait(std::chrono::milliseconds timeout) {
-  told_.clear();
+  ready_tags_.clear();
   for (const uint64_t tag : used_) {
     const auto has = has_input(members_.at(tag));
     if (!has) return has.error();
-    if (has.value()) told_.push_back(tag);
+    if (has.value()) ready_tags_.push_back(tag);
   }
   for (const uint64_t tag : used_) members_.at(tag).is_used = false;
   used_.clear();
   // Also if a message is waiting already: a socket that is always ready must not hide the others.
-  std::array<epoll_event, kToldInOneCall> events;
-  const int64_t timeout_ms = told_.empty() ? std::min<int64_t>(timeout.count(), std::numeric_limits<int>::max()) : 0;
-  const int count = ::epoll_wait(epoll_.get(), events.data(), kToldInOneCall, static_cast<int>(timeout_ms));
+  std::array<epoll_event, kEventsPerWait> events;
+  const int64_t timeout_ms =
+      ready_tags_.empty() ? std::min<int64_t>(timeout.count(), std::numeric_limits<int>::max()) : 0;
+  const int count = ::epoll_wait(epoll_.get(), events.data(), kEventsPerWait, static_cast<int>(timeout_ms));
   if (count < 0 && errno != EINTR)
     return Fault{Errc::kFailed, std::string("waiting for peers failed: ") + std::strerror(errno)};
-  for (int index = 0; index < count; ++index) told_.push_back(events[static_cast<size_t>(index)].data.u64);
-  std::sort(told_.begin(), told_.end());
-  told_.erase(std::unique(told_.begin(), told_.end()), told_.end());
-  for (const uint64_t tag : told_) mark_used(tag);
-  return std::span<const uint64_t>(told_);
+  for (int index = 0; index < count; ++index) ready_tags_.push_back(events[static_cast<size_t>(index)].data.u64);
+  std::sort(ready_tags_.begin(), ready_tags_.end());
+  ready_tags_.erase(std::unique(ready_tags_.begin(), ready_tags_.end()), ready_tags_.end());
+  for (const uint64_t tag : ready_tags_) mark_used(tag);
+  return std::span<const uint64_t>(ready_tags_);
 }
 
 namespace {

@@ -130,7 +130,7 @@ class ReadySet {
   const FileDescriptor epoll_;
   std::map<uint64_t, Member> members_;
   std::vector<uint64_t> used_;  // each once
-  std::vector<uint64_t> told_;
+  std::vector<uint64_t> ready_tags_;
   uint64_t next_tag_ = 1;
 };
 

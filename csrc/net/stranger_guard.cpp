@@ -28,7 +28,7 @@ namespace penstock::net {
 
 ConnectionBudget::Limits ConnectionBudget::limits_under(uint64_t descriptor_limit, size_t sharer_count) {
   const auto count = static_cast<size_t>(std::clamp<uint64_t>(descriptor_limit / kDescriptorsForEach / sharer_count,
-                                                              kStageConnectionsLeast, kStageConnectionsMax));
+                                                              kStageConnectionsMin, kStageConnectionsMax));
   return {.stage_count_max = count, .address_count_max = count / kAddressPart};
 }
 
@@ -103,9 +103,9 @@ std::vector<int> ConnectionBudget::overdue(Instant now) const {
 }
 
 HolderBudget::Limits HolderBudget::limits_under(uint64_t descriptor_limit, const HolderRoom& room) {
-  PENSTOCK_ASSERT(room.count_max >= kHoldersLeast && room.descriptors_for_each > 0);
+  PENSTOCK_ASSERT(room.count_max >= kHoldersMin && room.descriptors_for_each > 0);
   const auto count = static_cast<size_t>(
-      std::clamp<uint64_t>(descriptor_limit / room.descriptors_for_each, kHoldersLeast, room.count_max));
+      std::clamp<uint64_t>(descriptor_limit / room.descriptors_for_each, kHoldersMin, room.count_max));
   const size_t quiet_count = count / kQuietPart;
   return {.known_count_max = count - quiet_count,
           .key_count_max = (count - quiet_count) / kKeyPart,
@@ -166,7 +166,7 @@ std::optional<int> HolderBudget::surplus(int id) const {
 
 namespace {
 
-constexpr int kEventsInTurn = 1024;
+constexpr int kEventsPerTurn = 1024;
 constexpr auto kSweepInterval = std::chrono::milliseconds(250);
 
 bool has_no_descriptors(int error_number) { return error_number == EMFILE || error_number == ENFILE; }
@@ -284,7 +284,7 @@ Result<void> StrangerGuard::serve() {
     notes_.clear();
   }
   bool is_all = false;
-  for (int count = 0; count < kEventsInTurn && !is_all; ++count) {
+  for (int count = 0; count < kEventsPerTurn && !is_all; ++count) {
     const auto event = monitor_->try_event();
     is_all = !event;
     if (event) {
@@ -363,7 +363,7 @@ void StrangerGuard::judge(int fd) {
   // If the system counts no bytes, connections cannot be distinguished, and libzmq's handshake timeout must suffice.
   if (!bytes) return forget(fd);
   if (*bytes >= bytes_.let_in) return let_in(fd);
-  const auto stage = *bytes >= bytes_.knowing    ? HandshakeStage::kKnowing
+  const auto stage = *bytes >= bytes_.knowing    ? HandshakeStage::kKeyKnown
                      : *bytes >= bytes_.greeting ? HandshakeStage::kGreeting
                                                  : HandshakeStage::kSilent;
   if (stage > budget_.stage_of(fd)) return budget_.advance(fd, stage);

@@ -29,7 +29,7 @@ namespace penstock::net {
 enum class HandshakeStage : uint8_t {
   kSilent,    // it has not sent the first bytes of ZeroMQ's protocol
   kGreeting,  // it has sent them
-  kKnowing,   // it has shown that it knows the server's key
+  kKeyKnown,  // it has shown that it knows the server's key
 };
 constexpr size_t kHandshakeStageCount = 3;
 
@@ -43,7 +43,7 @@ constexpr std::array<std::chrono::milliseconds, kHandshakeStageCount> kStageTime
 // descriptors remain, regardless of the number of strangers, except for connections that libzmq accepts before the
 // guard's thread runs. Workers that share a process share that sixteenth; the minimum is for each.
 constexpr size_t kStageConnectionsMax = 128;
-constexpr size_t kStageConnectionsLeast = 4;
+constexpr size_t kStageConnectionsMin = 4;
 constexpr uint64_t kDescriptorsForEach = 16;
 // The share of one address: room / kAddressPart.
 constexpr size_t kAddressPart = 2;
@@ -120,7 +120,7 @@ class ConnectionBudget {
 // that. One key has 1 / kKeyPart of the rest.
 constexpr size_t kQuietPart = 4;
 constexpr size_t kKeyPart = 2;
-constexpr size_t kHoldersLeast = 16;
+constexpr size_t kHoldersMin = 16;
 
 // The room of one server: `count_max` connections, but at most one for every `descriptors_for_each` of the process's
 // descriptor limit. A worker's servers use an eighth and a sixteenth of the descriptors, in addition to five eighths

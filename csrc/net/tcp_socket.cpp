@@ -38,7 +38,7 @@ constexpr char kMadeUp = '\0';
 
 Result<std::unique_ptr<TcpSocket>> open(SocketContext& context, zmq::socket_type type,
                                         const wire::MessageLimits& limits) {
-  PENSTOCK_ASSERT(limits.part_bytes_max >= wire::kPartBytesMaxLeast && limits.part_bytes_max <= wire::kPartBytesMax);
+  PENSTOCK_ASSERT(limits.part_bytes_max >= wire::kPartBytesLimitMin && limits.part_bytes_max <= wire::kPartBytesMax);
   if (auto checked = check_zmq(ZmqFacts::of_this_process()); !checked) return checked.error();
   zmq::socket_t socket;
   const auto opened = try_zmq("opening a ZeroMQ socket", [&] {

@@ -73,15 +73,15 @@ bool ControllerLink::report(const std::function<wire::TrainerReport()>& make_rep
   return true;
 }
 
-void ControllerLink::tell_plan(const wire::PlanReport& plan) {
+void ControllerLink::send_plan(const wire::PlanReport& plan) {
   if (socket_->is_connected()) static_cast<void>(socket_->send(wire::write_control(plan)));
 }
 
-void ControllerLink::say_farewell(const wire::TrainerReport& last) {
+void ControllerLink::deregister(const wire::TrainerReport& last) {
   static_cast<void>(socket_->send(wire::write_control(last)));
   static_cast<void>(socket_->send(
-      wire::write_control(wire::Farewell{.id = last.trainer_id, .is_worker = false, .secret = last.secret})));
-  socket_->set_linger(net::kFarewellTime);
+      wire::write_control(wire::Deregistration{.id = last.trainer_id, .is_worker = false, .secret = last.secret})));
+  socket_->set_linger(net::kClosingLinger);
 }
 
 void PoolStanding::note(Controller controller, size_t known_count, size_t open_count) {
@@ -121,32 +121,32 @@ void PoolStanding::forget_refusal(uint64_t worker_id) {
 
 bool PoolStanding::note_numerics(uint64_t worker_id, const std::string& place, FamilySet differing) {
   MutexLock lock(mutex_);
-  apart_.erase(worker_id);
+  differing_workers_.erase(worker_id);
   if (differing == 0) return false;
-  if (apart_.size() >= kRefusalCountMax) apart_.erase(apart_.begin());
-  apart_[worker_id] = {place, differing};
-  return !std::exchange(is_apart_told_, true);
+  if (differing_workers_.size() >= kRefusalCountMax) differing_workers_.erase(differing_workers_.begin());
+  differing_workers_[worker_id] = {place, differing};
+  return !std::exchange(is_difference_reported_, true);
 }
 
 std::map<std::string, std::string> PoolStanding::workers_apart() const {
   MutexLock lock(mutex_);
   std::map<std::string, std::string> found;
-  for (const auto& [worker_id, apart] : apart_) found[apart.first] = spoken_families(apart.second);
+  for (const auto& [worker_id, apart] : differing_workers_) found[apart.first] = spoken_families(apart.second);
   return found;
 }
 
-std::optional<Duration> PoolStanding::controller_silence() const {
+std::optional<Duration> PoolStanding::time_since_controller() const {
   MutexLock lock(mutex_);
   if (!controller_.has_answered) return std::nullopt;
-  return controller_.silence;
+  return controller_.time_since_answer;
 }
 
 std::string PoolStanding::describe_declined(const std::string& where) const {
   MutexLock lock(mutex_);
-  return spoken_lack(where) + spoken_refusals();
+  return describe_missing_workers(where) + format_refusals();
 }
 
-std::string PoolStanding::spoken_lack(const std::string& where) const {
+std::string PoolStanding::describe_missing_workers(const std::string& where) const {
   const std::string program = job_kind_ == wire::JobKind::kPlugin ? "penstock-worker" : "penstock worker";
   const std::string start = "start some (" + program + " --controller " + where + ")";
   std::string text = "the controller at " + where + " has no worker for this trainer: ";
@@ -161,14 +161,14 @@ std::string PoolStanding::spoken_lack(const std::string& where) const {
   return text;
 }
 
-std::string PoolStanding::spoken_refusals() const {
+std::string PoolStanding::format_refusals() const {
   std::string text;
-  size_t spoken_count = 0;
+  size_t listed_count = 0;
   for (const auto& [worker_id, reason] : refusals_) {
-    if (spoken_count == kRefusalSpokenCountMax)
-      return text + "; and " + std::to_string(refusals_.size() - spoken_count) + " more";
-    text += "; worker " + spoken_id(worker_id) + ": " + reason;
-    ++spoken_count;
+    if (listed_count == kRefusalListedCountMax)
+      return text + "; and " + std::to_string(refusals_.size() - listed_count) + " more";
+    text += "; worker " + format_id(worker_id) + ": " + reason;
+    ++listed_count;
   }
   return text;
 }
@@ -183,9 +183,9 @@ std::string PoolStanding::describe(const std::string& where) const {
   const std::string deaths = deaths_.empty() ? "" : deaths_ + "; since then ";
   if (where.empty()) {
     return deaths + std::to_string(open_count_) + " of " + std::to_string(known_count_) +
-           (known_count_ == 1 ? " worker" : " workers") + " of this process work for it" + spoken_refusals();
+           (known_count_ == 1 ? " worker" : " workers") + " of this process work for it" + format_refusals();
   }
-  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(controller_.silence).count();
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(controller_.time_since_answer).count();
   const std::string command = "penstock controller --bind " + where;
   std::string text;
   if (!controller_.has_answered && !controller_.trouble.empty()) {
@@ -196,19 +196,19 @@ std::string PoolStanding::describe(const std::string& where) const {
   } else if (!controller_.has_answered) {
     text = "no controller answered at " + where + " within " + std::to_string(seconds) + " s: start one there (" +
            command + "), or pass the address of the running controller";
-  } else if (controller_.silence >= kSilenceTold) {
+  } else if (controller_.time_since_answer >= kUnresponsiveAfter) {
     text = "the controller at " + where + " last answered " + std::to_string(seconds) +
            " s ago: check whether it is running and can be reached, and restart it (" + command + "); " +
            std::to_string(open_count_) + " of " + std::to_string(known_count_) +
            (known_count_ == 1 ? " worker" : " workers") + " from it work for this trainer";
   } else if (known_count_ == 0) {
-    text = spoken_lack(where);
+    text = describe_missing_workers(where);
   } else {
     text = std::to_string(open_count_) + " of " + std::to_string(known_count_) +
            (known_count_ == 1 ? " worker" : " workers") + " from the controller at " + where +
            (open_count_ == 1 ? " works" : " work") + " for this trainer";
   }
-  return deaths + text + spoken_refusals();
+  return deaths + text + format_refusals();
 }
 
 }  // namespace penstock::pool_client

@@ -44,18 +44,18 @@ class ControllerLink {
   // Sends the report that `make_report` returns, if one is due. Returns whether one was due.
   bool report(const std::function<wire::TrainerReport()>& make_report, Instant now);
   // Sends the plan in force, a text for people. It is lost if the controller is not connected.
-  void tell_plan(const wire::PlanReport& plan);
+  void send_plan(const wire::PlanReport& plan);
   // Makes a report due soon, after a change that the controller should know.
   void hurry(Instant now) { enrolment_.clock.hurry(now); }
   // Sends the last report and announces the end of this trainer. Sent messages may still need a moment to leave.
-  void say_farewell(const wire::TrainerReport& last);
+  void deregister(const wire::TrainerReport& last);
 
   Instant due_at() const { return enrolment_.clock.due_at(); }
   bool has_answered() const { return has_answered_; }
   // Why the controller's side ended the last attempt to connect, or why it does not accept this trainer yet; the
   // attempt is repeated.
   const std::string& trouble() const { return trouble_; }
-  Duration silence(Instant now) const { return enrolment_.clock.silence(now); }
+  Duration time_since_answer(Instant now) const { return enrolment_.clock.time_since_answer(now); }
   net::ClientSocket& socket() { return *socket_; }
 
  private:
@@ -69,9 +69,9 @@ class ControllerLink {
 };
 
 // A controller or a worker that is silent for this long is reported.
-inline constexpr Duration kSilenceTold = std::chrono::seconds(5);
+inline constexpr Duration kUnresponsiveAfter = std::chrono::seconds(5);
 inline constexpr size_t kRefusalCountMax = 64;       // workers whose reasons are kept
-inline constexpr size_t kRefusalSpokenCountMax = 8;  // and listed in one sentence
+inline constexpr size_t kRefusalListedCountMax = 8;  // and listed in one sentence
 
 // The state of a trainer's connection to a pool, in words: for the user who waits. Thread-safe.
 class PoolStanding {
@@ -80,7 +80,7 @@ class PoolStanding {
     bool has_answered = false;
     std::string trouble{};         // why the connection failed
     std::string lookup_failure{};  // why its host name was not found
-    Duration silence{};
+    Duration time_since_answer{};
   };
 
   explicit PoolStanding(wire::JobKind job_kind) : job_kind_(job_kind) {}
@@ -101,7 +101,7 @@ class PoolStanding {
   bool note_numerics(uint64_t worker_id, const std::string& place, FamilySet differing);
 
   // The time since the controller's last message; nullopt if it has never sent one.
-  std::optional<Duration> controller_silence() const;
+  std::optional<Duration> time_since_controller() const;
 
   // The workers with different results, by place, and their kernel families for people.
   std::map<std::string, std::string> workers_apart() const;
@@ -112,8 +112,9 @@ class PoolStanding {
   std::string describe_declined(const std::string& where) const;
 
  private:
-  std::string spoken_lack(const std::string& where) const PENSTOCK_REQUIRES(mutex_);  // that workers are missing
-  std::string spoken_refusals() const PENSTOCK_REQUIRES(mutex_);
+  std::string describe_missing_workers(const std::string& where) const
+      PENSTOCK_REQUIRES(mutex_);  // that workers are missing
+  std::string format_refusals() const PENSTOCK_REQUIRES(mutex_);
   void make_room_for(uint64_t worker_id) PENSTOCK_REQUIRES(mutex_);  // evicts a refusal if they are full
 
   const wire::JobKind job_kind_;  // determines the program to start as a worker
@@ -125,8 +126,8 @@ class PoolStanding {
   size_t open_count_ PENSTOCK_GUARDED_BY(mutex_) = 0;
   std::string deaths_ PENSTOCK_GUARDED_BY(mutex_);
   std::map<uint64_t, std::string> refusals_ PENSTOCK_GUARDED_BY(mutex_);
-  std::map<uint64_t, std::pair<std::string, FamilySet>> apart_ PENSTOCK_GUARDED_BY(mutex_);
-  bool is_apart_told_ PENSTOCK_GUARDED_BY(mutex_) = false;
+  std::map<uint64_t, std::pair<std::string, FamilySet>> differing_workers_ PENSTOCK_GUARDED_BY(mutex_);
+  bool is_difference_reported_ PENSTOCK_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace penstock::pool_client

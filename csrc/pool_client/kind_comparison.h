@@ -32,7 +32,7 @@ class KindComparison {
   template <typename IsOpen>
   std::optional<uint64_t> choose(uint64_t maker, const IsOpen& is_open) const {
     const auto own = kinds_.find(maker);
-    if (asked_ || own == kinds_.end() || compared_.size() >= kKindPairsMax) return std::nullopt;
+    if (pending_ || own == kinds_.end() || compared_.size() >= kKindPairsMax) return std::nullopt;
     for (const auto& [worker_id, kind] : kinds_) {
       const bool is_other = differing_families(own->second, kind) != 0;
       if (is_other && !compared_.contains(pair_of(own->second, kind)) && is_open(worker_id)) return worker_id;
@@ -42,11 +42,11 @@ class KindComparison {
 
   // Call when the batch is requested again, with `key`. `place` describes its first maker, for messages.
   void begin(wire::BatchKey key, uint64_t maker, std::string place, const ContentDigest::Value& content) {
-    asked_ = Asked{.key = key, .kind = kinds_.at(maker), .place = std::move(place), .content = content};
+    pending_ = PendingComparison{.key = key, .kind = kinds_.at(maker), .place = std::move(place), .content = content};
   }
-  bool awaits(wire::BatchKey key) const { return asked_ && asked_->key == key; }
+  bool awaits(wire::BatchKey key) const { return pending_ && pending_->key == key; }
   // Ends a comparison whose second batch is not available, or cannot be compared.
-  void give_up() { asked_.reset(); }
+  void give_up() { pending_.reset(); }
   // Compares the second batch, which arrived from this worker. Returns a message for the user if it differs from the
   // first one.
   std::optional<std::string> finish(uint64_t worker_id, const std::string& place, const ContentDigest::Value& content);
@@ -55,7 +55,7 @@ class KindComparison {
   using Pair = std::pair<Numerics, Numerics>;
   static Pair pair_of(const Numerics& a, const Numerics& b) { return std::minmax(a, b); }
 
-  struct Asked {
+  struct PendingComparison {
     wire::BatchKey key{};
     Numerics kind{};
     std::string place{};
@@ -64,7 +64,7 @@ class KindComparison {
 
   std::map<uint64_t, Numerics> kinds_;  // of the workers with a link
   std::set<Pair> compared_;
-  std::optional<Asked> asked_;
+  std::optional<PendingComparison> pending_;
 };
 
 }  // namespace penstock::pool_client

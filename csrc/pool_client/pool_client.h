@@ -42,8 +42,8 @@ class PoolSource : public loader::BatchSource {
   // The state of the controller and the workers, in a sentence or two.
   std::string describe() const;
   std::map<std::string, std::string> workers_apart() const { return io_.standing().workers_apart(); }
-  // See PoolStanding::controller_silence.
-  std::optional<Duration> controller_silence() const { return io_.standing().controller_silence(); }
+  // See PoolStanding::time_since_controller.
+  std::optional<Duration> time_since_controller() const { return io_.standing().time_since_controller(); }
 
   Result<void> start(loader::Stages stages) override;
   void stop() override;
@@ -92,7 +92,7 @@ class PoolClient : public loader::Client {
   std::string describe_pool() const { return source_.describe(); }
   // Workers whose kernels give different bits than this process's, and the affected kernel families, for people.
   std::map<std::string, std::string> workers_apart() const { return source_.workers_apart(); }
-  std::optional<Duration> controller_silence() const { return source_.controller_silence(); }
+  std::optional<Duration> time_since_controller() const { return source_.time_since_controller(); }
 
  private:
   PoolSource& source_;  // owned by the client

@@ -23,7 +23,7 @@ using wire::ToWorker;
 namespace {
 
 constexpr uint32_t kReportsBetweenPlans = 16;      // before an unchanged plan is repeated
-constexpr size_t kMessagesInTurn = 16;             // of one worker, so that no other waits long
+constexpr size_t kMessagesPerTurn = 16;            // of one worker, so that no other waits long
 constexpr uint64_t kOpenedBytesInTurn = 16 << 20;  // of all workers; beyond this no further worker is served: ~10 ms
 // For a closed connection: twice libzmq's queue limit, since libzmq alternates between it and the next connection.
 constexpr size_t kMessagesOfTheDead = 2 * size_t{wire::MessageLimits{}.received_messages_max};
@@ -32,8 +32,8 @@ constexpr auto kReconnectPause = milliseconds(2000);   // after a refusal that i
 constexpr auto kIdleAfter = std::chrono::seconds(2);   // without a request: others may use the workers
 constexpr auto kHeldMax = std::chrono::seconds(60);    // without a request in mid-epoch, however long steps take
 constexpr auto kPauseShown = std::chrono::seconds(1);  // a shorter pause is over before it is reported
-constexpr auto kLinkTold = milliseconds(20);           // interval for recomputing the link's rate
-constexpr auto kSilenceLooked = std::chrono::seconds(1);  // interval for detecting silent workers
+constexpr auto kLinkRateInterval = milliseconds(20);   // interval for recomputing the link's rate
+constexpr auto kUnresponsiveCheckInterval = std::chrono::seconds(1);  // interval for detecting silent workers
 
 }  // namespace
 
@@ -143,7 +143,7 @@ void PoolIo::end() {
   if (controller_) {
     wire::TrainerReport last = make_report();  // includes the costs of the last half second
     last.worker_count_max = 0;
-    controller_->say_farewell(last);
+    controller_->deregister(last);
   }
   links_.reset();
   ready_set_.reset();
@@ -176,16 +176,16 @@ Result<void> PoolIo::serve_controller(Instant now) {
     carry_out();  // first forgets ended links and their notes, then the roster's reasons are noted
     note_declines(*roster);
   }
-  if (controller_->report([this] { return make_report(); }, now)) tell_plan();
+  if (controller_->report([this] { return make_report(); }, now)) send_plan();
   return {};
 }
 
 // Repeated from time to time: a controller may have started since.
-void PoolIo::tell_plan() {
+void PoolIo::send_plan() {
   const auto plan = plan_.get();
-  if (!plan || (plan == plan_told_ && ++reports_since_plan_ < kReportsBetweenPlans)) return;
-  controller_->tell_plan(*plan);
-  plan_told_ = plan;
+  if (!plan || (plan == reported_plan_ && ++reports_since_plan_ < kReportsBetweenPlans)) return;
+  controller_->send_plan(*plan);
+  reported_plan_ = plan;
   reports_since_plan_ = 0;
 }
 
@@ -200,15 +200,15 @@ wire::TrainerReport PoolIo::make_report() {
   const loader::TrainerPace pace = pace_.get();
   const auto ready = pace.stored_count + static_cast<uint32_t>(inbox_.arrival_count());
   const auto nanoseconds = [](Duration time) { return static_cast<uint64_t>(time.count()); };
-  const size_t asked_count = session_.dispatch().unanswered_count();
+  const size_t requested_count = session_.dispatch().unanswered_count();
   const Instant now = clock_now();
   return {.trainer_id = run_.id,
           .job = options_.job,
           .worker_count_max = is_idle(now) ? 0 : options_.worker_count_max,
           .queue = {.ready_batches = ready,
                     .wanted_batches = pace.wanted_count,
-                    .asked_batches = static_cast<uint32_t>(asked_count),
-                    .bytes_in_flight = (ready + asked_count) * memory_.largest_bytes(),
+                    .asked_batches = static_cast<uint32_t>(requested_count),
+                    .bytes_in_flight = (ready + requested_count) * memory_.largest_bytes(),
                     .waited_ns = inbox_.counters().wait_ns.value(),
                     .delivered_batches = inbox_.counters().batches.value(),
                     .is_paused = is_paused(pace, now),
@@ -244,7 +244,7 @@ void PoolIo::note_numerics(uint64_t worker_id, const Numerics& numerics) {
   if (options_.numerics == Numerics{}) return;
   kinds_.note(worker_id, numerics);
   const FamilySet differing = differing_families(options_.numerics, numerics);
-  const std::string place = spoken_place(worker_id);
+  const std::string place = format_place(worker_id);
   if (!standing_.note_numerics(worker_id, place, differing)) return;
   tell("the pool has workers with different hardware or libraries than this process: the kernels of worker " + place +
        " return different last bits for " + spoken_families(differing) +
@@ -262,14 +262,14 @@ void PoolIo::compare_kinds(uint64_t worker_id, const wire::PoolAnswer& answer, c
   const auto other = kinds_.choose(worker_id, [this](uint64_t id) { return session_.is_open(id); });
   const auto digest = other ? batch.content() : std::nullopt;
   if (!digest) return;
-  kinds_.begin(wire::recall_of(key), worker_id, spoken_place(worker_id), *digest);
+  kinds_.begin(wire::recall_of(key), worker_id, format_place(worker_id), *digest);
   session_.ask(wire::recall_of(key), wire::kNoLane, now, content, other);
 }
 
 void PoolIo::note_compared(uint64_t worker_id, const loader::Batch& batch) {
   const auto digest = batch.remote_error() ? std::nullopt : batch.content();
   if (!digest) return kinds_.give_up();
-  if (auto news = kinds_.finish(worker_id, spoken_place(worker_id), *digest)) tell(std::move(*news));
+  if (auto news = kinds_.finish(worker_id, format_place(worker_id), *digest)) tell(std::move(*news));
 }
 
 void PoolIo::connect(uint64_t worker_id) {
@@ -277,7 +277,7 @@ void PoolIo::connect(uint64_t worker_id) {
   const auto place = directory_.find(worker_id);
   if (!place) return;
   const auto& endpoint = place->endpoint;
-  if (!endpoint) return tell("worker " + spoken_id(worker_id) + " cannot be used: " + endpoint.error().message);
+  if (!endpoint) return tell("worker " + format_id(worker_id) + " cannot be used: " + endpoint.error().message);
   auto socket =
       place->key ? net::ClientSocket::connect(*context_, *resolver_, endpoint.value(), place->keys.own(), *place->key)
                  : net::ClientSocket::connect(*context_, *resolver_, endpoint.value(), place->keys, net::Role::kWorker);
@@ -287,7 +287,7 @@ void PoolIo::connect(uint64_t worker_id) {
     connect_again_at_[worker_id] = clock_now() + kReconnectPause;
     const std::string reason = "connecting to " + endpoint.value().text() + " failed: " + opened.error().message;
     if (standing_.note_refusal(worker_id, reason))
-      tell("worker " + spoken_id(worker_id) + " cannot be used yet: " + reason);
+      tell("worker " + format_id(worker_id) + " cannot be used yet: " + reason);
     return;
   }
   standing_.forget_refusal(worker_id);
@@ -304,7 +304,7 @@ void PoolIo::connect_again(Instant now) {
 void PoolIo::serve_worker(uint64_t worker_id, Instant now) {
   if (const WorkerLink* link = links_->find(worker_id)) links_->mark_used(*link);
   serve_data(worker_id, now);
-  receive_from(worker_id, kMessagesInTurn, now);
+  receive_from(worker_id, kMessagesPerTurn, now);
   take_waiting(worker_id, now);  // an answer that is no longer awaited must not block others
   while (WorkerLink* link = links_->find(worker_id)) {
     if (link->reconnect_at && now >= *link->reconnect_at) {
@@ -331,8 +331,8 @@ void PoolIo::take_event(uint64_t worker_id, WorkerLink& link, const ConnectionEv
     case ConnectionEvent::Kind::kRefused: break;
   }
   if (event.is_final) link.reconnect_at = now + kReconnectPause;
-  if (!event.is_final || std::exchange(link.is_trouble_told, true)) return;
-  tell("worker " + spoken_id(worker_id) + " cannot be used: " + event.reason);
+  if (!event.is_final || std::exchange(link.is_problem_reported, true)) return;
+  tell("worker " + format_id(worker_id) + " cannot be used: " + event.reason);
 }
 
 void PoolIo::receive_from(uint64_t worker_id, size_t message_count_max, Instant now) {
@@ -353,8 +353,8 @@ void PoolIo::receive_from(uint64_t worker_id, size_t message_count_max, Instant 
 }
 
 void PoolIo::complain(uint64_t worker_id, WorkerLink& link, const std::string& what) {
-  if (std::exchange(link.is_trouble_told, true)) return;
-  tell("worker " + spoken_id(worker_id) + " at " + link.endpoint().text() + " cannot be used: " + what);
+  if (std::exchange(link.is_problem_reported, true)) return;
+  tell("worker " + format_id(worker_id) + " at " + link.endpoint().text() + " cannot be used: " + what);
 }
 
 // A message that cannot be read may be the answer to a request.
@@ -363,19 +363,19 @@ void PoolIo::refuse_message(uint64_t worker_id, WorkerLink& link, const std::str
 }
 
 void PoolIo::note_distrust(const PoolSession::Command& command) {
-  const std::string remedy = spoken_remedy(command.worker_id);
-  if (command.asked) wrong_answers_[*command.asked] = {spoken_place(command.worker_id), command.reason + remedy};
+  const std::string hint = format_hint(command.worker_id);
+  if (command.asked) wrong_answers_[*command.asked] = {format_place(command.worker_id), command.reason + hint};
   WorkerLink* link = links_->find(command.worker_id);
   if (link == nullptr) return;
-  const std::string place = spoken_place(command.worker_id);
+  const std::string place = format_place(command.worker_id);
   links_->end_link(command.worker_id);
   link->data_missed_at.reset();
   if (command.is_dismissed) {
     const std::string news = "receives no more requests, because " + command.reason;
     standing_.note_refusal(command.worker_id, news);
-    return tell("worker " + place + " " + news + "; other workers make its batches" + remedy);
+    return tell("worker " + place + " " + news + "; other workers make its batches" + hint);
   }
-  if (link->is_trouble_told || std::exchange(link->is_fault_told, true)) return;
+  if (link->is_problem_reported || std::exchange(link->is_fault_reported, true)) return;
   tell("worker " + place + " is being reconnected, because " + command.reason);
 }
 
@@ -384,17 +384,17 @@ void PoolIo::note_death(uint64_t worker_id, WorkerLink& link, const wire::PoolAn
   links_->end_link(worker_id);
   link.data_missed_at.reset();
   lost_at_ = link.endpoint().text();
-  if (is_awaited) told_ends_[answer.message.key] = loader::spoken_end(answer.body);
+  if (is_awaited) reported_ends_[answer.message.key] = loader::format_end(answer.body);
 }
 
 loader::DeathTraces PoolIo::traces_of(BatchKey key) const {
-  const auto told = told_ends_.find(key);
-  return {.lost_at = lost_at_, .last_end = told == told_ends_.end() ? "" : told->second};
+  const auto told = reported_ends_.find(key);
+  return {.lost_at = lost_at_, .last_end = told == reported_ends_.end() ? "" : told->second};
 }
 
 std::unique_ptr<loader::Batch> PoolIo::error_in_place(const PoolSession::Command& command) {
   const loader::DeathTraces traces = traces_of(command.key);
-  told_ends_.erase(command.key);
+  reported_ends_.erase(command.key);
   const auto wrong = wrong_answers_.extract(command.key);
   if (wrong.empty()) return loader::error_of_deaths(command.key, *command.content, command.death_count, traces);
   return loader::error_of_wrong_answers(command.key, wrong.mapped().place, wrong.mapped().reason, command.death_count);
@@ -405,9 +405,9 @@ void PoolIo::take_message(uint64_t worker_id, WorkerLink& link, std::span<net::R
   if (wire::is_blob_message(first) && parts.size() <= 2) {
     const auto message = wire::parse_blob_message(first, parts.size() == 2 ? parts[1].bytes().size() : 0);
     if (!message) return refuse_message(worker_id, link, message.error().message, now);
-    const auto* wish = std::get_if<wire::BlobWish>(&message.value());
-    if (wish == nullptr) return refuse_message(worker_id, link, "it sent a blob, but only trainers send blobs", now);
-    return link.hand_out(*wish, blobs_.find(wish->id));
+    const auto* request = std::get_if<wire::BlobRequest>(&message.value());
+    if (request == nullptr) return refuse_message(worker_id, link, "it sent a blob, but only trainers send blobs", now);
+    return link.hand_out(*request, blobs_.find(request->id));
   }
   if (parts.size() > 1)
     return refuse_message(worker_id, link, "it sent " + std::to_string(parts.size()) + " parts, but the maximum is one",
@@ -423,10 +423,10 @@ void PoolIo::take_answer(uint64_t worker_id, WorkerLink& link, net::ReceivedPart
   const wire::PoolAnswer& answer = parsed.value();
   if (answer.worker_id != worker_id) {  // another worker uses this address now, unless this one has answered a hello
     if (session_.is_open(worker_id))
-      refuse_message(worker_id, link, "it sent a message in the name of worker " + spoken_id(answer.worker_id), now);
+      refuse_message(worker_id, link, "it sent a message in the name of worker " + format_id(answer.worker_id), now);
     return;
   }
-  if (!std::exchange(link.has_spoken, true)) standing_.forget_refusal(worker_id);
+  if (!std::exchange(link.has_responded, true)) standing_.forget_refusal(worker_id);
   note_message(worker_id, link, answer);
   const bool ends_link = answer.message.stamp == 0 || answer.message.kind == ToTrainer::Kind::kDied;
   const bool has_turn = ends_link || (!link.has_waiting() && !waits_for_pieces(link, answer));
@@ -477,7 +477,7 @@ void PoolIo::take_answer_in_turn(uint64_t worker_id, WorkerLink& link, const wir
     auto taken = take_slab(link, answer);
     if (!taken) {
       link.is_handover_given_up = true;
-      tell("worker " + spoken_place(worker_id) +
+      tell("worker " + format_place(worker_id) +
            " now sends its batches over a socket, because its memory cannot be used: " + taken.error().message);
       return lose_track(worker_id, message.link, now);
     }
@@ -486,7 +486,7 @@ void PoolIo::take_answer_in_turn(uint64_t worker_id, WorkerLink& link, const wir
     if (link.data()) whole = link.data()->take_whole(message.key);
     if (!whole || whole->payload_bytes() != answer.payload_bytes) {
       session_.distrust(worker_id, message.key, "the chunks of a batch do not match its answer", now,
-                        PoolSession::Wrong::kPerhapsOnTheWay);
+                        PoolSession::Wrong::kMaybeInFlight);
       return;
     }
   }
@@ -512,14 +512,14 @@ void PoolIo::take_answer_in_turn(uint64_t worker_id, WorkerLink& link, const wir
   if (!counts) return;
   was_served_ = true;
   wrong_answers_.erase(message.key);
-  told_ends_.erase(message.key);
+  reported_ends_.erase(message.key);
   note_made(worker_id, answer, content.get());
   if (answer.kind == AnswerKind::kEnd) return end_lane(message.key, lane, now);
   if (lane != wire::kNoLane) lanes_.answered(lane, answer.state);
   if (kinds_.awaits(message.key)) return note_compared(worker_id, *batch);
   if (lane == wire::kNoLane) compare_kinds(worker_id, answer, *batch, content, now);
   std::optional<loader::NarrowArrival> narrow;
-  if (!batch->remote_error() && batch->is_narrow()) narrow = loader::NarrowArrival{.place = spoken_place(worker_id)};
+  if (!batch->remote_error() && batch->is_narrow()) narrow = loader::NarrowArrival{.place = format_place(worker_id)};
   batch->times().worker_id = worker_id;
   batch->times().made_at =
       std::min(link_meter_.written_at(worker_id, Duration(answer.sent_at)).value_or(clock_now()), clock_now());
@@ -529,17 +529,18 @@ void PoolIo::take_answer_in_turn(uint64_t worker_id, WorkerLink& link, const wir
 
 bool PoolIo::has_other_dataset(const wire::PoolAnswer& answer) const {
   return answer.kind == AnswerKind::kBatch && !wire::is_recall(answer.message.key) &&
-         options_.said_size.size != wire::kSizeUntold && answer.dataset_size != options_.said_size.size;
+         options_.reported_size.size != wire::kSizeUnknown && answer.dataset_size != options_.reported_size.size;
 }
 
 // It is unknown which of two workers has the right one.
 std::unique_ptr<loader::Batch> PoolIo::error_of_dataset(const wire::PoolAnswer& answer,
                                                         const std::string& place) const {
-  return loader::error_in_batch(
-      answer.message.key, place,
-      "its dataset has " + loader::spoken_size(answer.dataset_size) + ", but the dataset of worker " +
-          options_.said_size.by + ", which determines this epoch, has " + loader::spoken_size(options_.said_size.size) +
-          "; use the same files and the same version of the dataset on all workers");
+  return loader::error_in_batch(answer.message.key, place,
+                                "its dataset has " + loader::format_dataset_size(answer.dataset_size) +
+                                    ", but the dataset of worker " + options_.reported_size.by +
+                                    ", which determines this epoch, has " +
+                                    loader::format_dataset_size(options_.reported_size.size) +
+                                    "; use the same files and the same version of the dataset on all workers");
 }
 
 // The batch of an answer to a request of this lane, or the error in its place; null for the end of a lane.
@@ -551,15 +552,15 @@ Result<std::unique_ptr<loader::Batch>> PoolIo::read_answer(uint64_t worker_id, c
     return Fault{Errc::kMalformed, "it reported the end of a shard when it was asked for " +
                                        wire::to_text(answer.message.key) + ", which belongs to no shard"};
   }
-  if (has_other_dataset(answer)) return error_of_dataset(answer, spoken_place(worker_id));
+  if (has_other_dataset(answer)) return error_of_dataset(answer, format_place(worker_id));
   const bool is_received = whole && !answer.place;
-  auto batch = loader::batch_of(answer, std::move(whole), spoken_id(worker_id),
+  auto batch = loader::batch_of(answer, std::move(whole), format_id(worker_id),
                                 {.allow_pickle = options_.allow_pickle, .is_python = options_.is_python});
   if (batch && batch.value()->withheld_bytes() > 0 && !may_withhold(answer.message.key))
     return Fault{Errc::kMalformed, "it omitted tensors of a batch although its request does not permit it"};
   if (batch && is_received) memory_.note_received(answer.payload_bytes);  // after reading: an error may claim any size
   if (batch || batch.error().code != Errc::kNoMemory) return batch;
-  return loader::error_of_damage(answer.message.key, spoken_place(worker_id), batch.error());
+  return loader::error_of_damage(answer.message.key, format_place(worker_id), batch.error());
 }
 
 bool PoolIo::may_withhold(BatchKey key) const {
@@ -598,8 +599,8 @@ void PoolIo::note_message(uint64_t worker_id, WorkerLink& link, const wire::Pool
 
 void PoolIo::note_crossing(uint64_t worker_id, const wire::PoolAnswer& answer, bool is_narrow, Instant now) {
   link_meter_.note_batch(worker_id, Duration(answer.sent_at), answer.payload_bytes, now, is_narrow);
-  if (now - link_told_at_ < kLinkTold) return;
-  link_told_at_ = now;
+  if (now - link_rate_updated_at_ < kLinkRateInterval) return;
+  link_rate_updated_at_ = now;
   if (const auto rate = link_meter_.bytes_per_s(std::max<size_t>(1, session_.open_count())))
     link_bytes_per_s_.store(*rate);
 }
@@ -624,7 +625,7 @@ void PoolIo::connect_handover(uint64_t worker_id, WorkerLink& link, uint32_t num
   if (!sent && sent.error().code == Errc::kClosed) return;  // the worker has died, which its other socket reports
   if (!sent) {
     link.is_handover_given_up = true;
-    return tell("worker " + spoken_place(worker_id) + " sends its batches over a socket: " + sent.error().message);
+    return tell("worker " + format_place(worker_id) + " sends its batches over a socket: " + sent.error().message);
   }
   link.passed().emplace(std::move(channel).value(), passed_views_, inbox_.counters().arenas);
 }
@@ -650,7 +651,7 @@ void PoolIo::connect_data(uint64_t worker_id, WorkerLink& link, const wire::Seal
 }
 
 void PoolIo::serve_data(uint64_t worker_id, Instant now) {
-  if (opened_bytes_ < kOpenedBytesInTurn) receive_pieces(worker_id, kMessagesInTurn, now);
+  if (opened_bytes_ < kOpenedBytesInTurn) receive_pieces(worker_id, kMessagesPerTurn, now);
   for (;;) {
     WorkerLink* link = links_->find(worker_id);
     if (link == nullptr || !link->data() || !link->data()->is_granted()) return;
@@ -662,7 +663,7 @@ void PoolIo::serve_data(uint64_t worker_id, Instant now) {
       case ConnectionEvent::Kind::kRefused: complain(worker_id, *link, event->reason); break;
       case ConnectionEvent::Kind::kDisconnected:
         // Its earlier chunks count; libzmq queues fewer of them than this limit.
-        receive_pieces(worker_id, kMessagesInTurn, now);
+        receive_pieces(worker_id, kMessagesPerTurn, now);
         lose_track(worker_id, number, now);
     }
   }
@@ -684,7 +685,7 @@ void PoolIo::receive_pieces(uint64_t worker_id, size_t piece_count_max, Instant 
     }
     if (!session_.is_in_force(worker_id, number)) return;
     session_.distrust(worker_id, std::nullopt, "a chunk of a batch is invalid: " + link->data()->fault(), now,
-                      PoolSession::Wrong::kPerhapsOnTheWay);
+                      PoolSession::Wrong::kMaybeInFlight);
     return carry_out();
   }
 }
@@ -725,14 +726,14 @@ void PoolIo::deliver(BatchKey key, std::unique_ptr<loader::Batch> batch, std::op
                   .error = {}});
 }
 
-std::string PoolIo::spoken_place(uint64_t worker_id) const {
+std::string PoolIo::format_place(uint64_t worker_id) const {
   const WorkerLink* link = links_->find(worker_id);
-  return spoken_id(worker_id) + (link == nullptr ? "" : " at " + link->endpoint().text());
+  return format_id(worker_id) + (link == nullptr ? "" : " at " + link->endpoint().text());
 }
 
-std::string PoolIo::spoken_remedy(uint64_t worker_id) const {
+std::string PoolIo::format_hint(uint64_t worker_id) const {
   if (directory_.is_own(worker_id)) return "";
-  return "; remove it from the pool (penstock drain " + spoken_id(worker_id) +
+  return "; remove it from the pool (penstock drain " + format_id(worker_id) +
          "), and check that it has the same version of penstock as the trainer";
 }
 
@@ -740,10 +741,10 @@ void PoolIo::note_refusal(uint64_t worker_id, const wire::PoolAnswer& answer) {
   const std::string reason(loader::text_of(answer.body));
   if (reason.empty()) return;
   if (standing_.note_refusal(worker_id, reason) && answer.message.kind == ToTrainer::Kind::kDeclined)
-    tell_of_decline(spoken_place(worker_id), reason);
+    warn_of_decline(format_place(worker_id), reason);
 }
 
-void PoolIo::tell_of_decline(const std::string& worker, const std::string& reason) {
+void PoolIo::warn_of_decline(const std::string& worker, const std::string& reason) {
   tell("worker " + worker + " does not work for this trainer: " + reason);
 }
 
@@ -752,7 +753,7 @@ void PoolIo::tell_of_decline(const std::string& worker, const std::string& reaso
 void PoolIo::note_declines(const wire::TrainerRoster& roster) {
   standing_.note_pool(roster.pool_count, roster.declined_count);
   for (const auto& [worker_id, reason] : roster.declines) {
-    if (standing_.note_reported_refusal(worker_id, reason)) tell_of_decline(spoken_id(worker_id), reason);
+    if (standing_.note_reported_refusal(worker_id, reason)) warn_of_decline(format_id(worker_id), reason);
   }
   const bool is_hopeless = roster.declined_count > 0 && roster.declined_count == roster.pool_count &&
                            session_.declined_count() == session_.known_count();
@@ -772,7 +773,7 @@ void PoolIo::begin_epoch(uint32_t epoch, std::map<wire::Lane, LanePlaces::Place>
   for (const wire::Lane lane : ended_lanes_) session_.end_lane(epoch_, lane, now);
   ended_lanes_.clear();
   std::erase_if(wrong_answers_, [](const auto& item) { return !wire::is_recall(item.first); });
-  std::erase_if(told_ends_, [](const auto& item) { return !wire::is_recall(item.first); });
+  std::erase_if(reported_ends_, [](const auto& item) { return !wire::is_recall(item.first); });
   lanes_.begin(std::move(lanes));
   epoch_ = epoch;
 }
@@ -803,7 +804,7 @@ void PoolIo::forget_recall(const loader::Batch::Origin& origin) {
   const wire::BatchRequest& request = origin.request->request;
   const BatchKey key = wire::recall_of({.epoch = request.epoch, .sequence = request.sequence});
   wrong_answers_.erase(key);
-  told_ends_.erase(key);
+  reported_ends_.erase(key);
   session_.forget(key, clock_now());
 }
 
@@ -818,7 +819,7 @@ void PoolIo::carry_out() {
           kinds_.forget(command.worker_id);
           link_meter_.forget(command.worker_id);
           job_meter_.note_parting(command.worker_id, clock_now());
-          if (const WorkerLink* link = links_->find(command.worker_id); link != nullptr && !link->has_spoken)
+          if (const WorkerLink* link = links_->find(command.worker_id); link != nullptr && !link->has_responded)
             standing_.forget_refusal(command.worker_id);  // its silence is no longer relevant
           disconnect(command);
           break;
@@ -833,7 +834,7 @@ void PoolIo::carry_out() {
 
 void PoolIo::disconnect(const PoolSession::Command& command) {
   // A goodbye may still be queued.
-  if (!command.rests) return links_->close(command.worker_id, net::kFarewellTime);
+  if (!command.rests) return links_->close(command.worker_id, net::kClosingLinger);
   wire::PoolRequest goodbye{.message = command.message};
   goodbye.message.trainer_id = run_id_with(command.worker_id);
   links_->rest(command.worker_id, wire::write_to_worker(goodbye), clock_now());
@@ -881,15 +882,15 @@ void PoolIo::note_standing(Instant now) {
   if (open_count == 0 || before == 0) standing_.note_deaths(open_count == 0 ? deaths_of_last_workers() : "");
   note_controller(now, open_count);
   if (now < silent_links_at_) return;
-  silent_links_at_ = now + kSilenceLooked;
+  silent_links_at_ = now + kUnresponsiveCheckInterval;
   links_->end_rest(now - kRestMax);
-  for (const uint64_t worker_id : links_->silent_since(now - kSilenceTold)) {
-    const std::string reason = spoken_silence(*links_->find(worker_id));
-    if (standing_.note_refusal(worker_id, reason)) tell("worker " + spoken_id(worker_id) + " " + reason);
+  for (const uint64_t worker_id : links_->silent_since(now - kUnresponsiveAfter)) {
+    const std::string reason = describe_unresponsive(*links_->find(worker_id));
+    if (standing_.note_refusal(worker_id, reason)) tell("worker " + format_id(worker_id) + " " + reason);
   }
-  for (const uint64_t worker_id : links_->without_data_since(now - kSilenceTold)) {
-    const std::string reason = spoken_missing_data(*links_->find(worker_id));
-    if (standing_.note_refusal(worker_id, reason)) tell("worker " + spoken_id(worker_id) + " " + reason);
+  for (const uint64_t worker_id : links_->without_data_since(now - kUnresponsiveAfter)) {
+    const std::string reason = describe_missing_data(*links_->find(worker_id));
+    if (standing_.note_refusal(worker_id, reason)) tell("worker " + format_id(worker_id) + " " + reason);
   }
 }
 
@@ -897,7 +898,7 @@ std::string PoolIo::deaths_of_last_workers() const {
   const auto deadliest = session_.dispatch().deadliest();
   if (!deadliest || wrong_answers_.contains(deadliest->first)) return "";
   const session::SharedContent content = session_.dispatch().content_of(deadliest->first);
-  return content ? loader::spoken_deaths(deadliest->first, *content, deadliest->second, traces_of(deadliest->first))
+  return content ? loader::format_deaths(deadliest->first, *content, deadliest->second, traces_of(deadliest->first))
                  : "";
 }
 
@@ -909,30 +910,30 @@ void PoolIo::note_controller(Instant now, size_t open_count) {
       stages_.fail(0, {Errc::kFailed, "no worker can run this job: " + standing_.describe("")});
     return;
   }
-  const auto silence = controller_->silence(now);
-  if (controller_->has_answered() && silence >= kSilenceTold) {
-    if (!std::exchange(is_silence_told_, true))
+  const auto time_since_answer = controller_->time_since_answer(now);
+  if (controller_->has_answered() && time_since_answer >= kUnresponsiveAfter) {
+    if (!std::exchange(is_unresponsive_logged_, true))
       tell("the controller at " + controller_text() + " has not answered for " +
-           std::to_string(std::chrono::duration_cast<std::chrono::seconds>(silence).count()) +
+           std::to_string(std::chrono::duration_cast<std::chrono::seconds>(time_since_answer).count()) +
            " s; training continues with its current workers, and new ones join when a controller is available again");
   } else {
-    is_silence_told_ = false;
+    is_unresponsive_logged_ = false;
   }
   standing_.note({.has_answered = controller_->has_answered(),
                   .trouble = controller_->trouble(),
                   .lookup_failure = controller_->socket().lookup_failure(),
-                  .silence = silence},
+                  .time_since_answer = time_since_answer},
                  session_.known_count(), open_count);
 }
 
-std::string PoolIo::spoken_missing_data(WorkerLink& link) {
+std::string PoolIo::describe_missing_data(WorkerLink& link) {
   const std::string where = link.data() && link.data()->is_granted() ? link.data()->endpoint().text() : "its data port";
   return "answers at " + link.endpoint().text() + ", but no data arrives from " + where +
          ", from which its batches are sent; check that this machine can reach it there (firewalls, penstock worker "
          "--data-bind, --data-advertise)";
 }
 
-std::string PoolIo::spoken_silence(WorkerLink& link) {
+std::string PoolIo::describe_unresponsive(WorkerLink& link) {
   const std::string& failure = link.socket().lookup_failure();
   if (!failure.empty())
     return "cannot be resolved: no address is known for " + link.endpoint().host + " (" + failure +

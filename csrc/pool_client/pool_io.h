@@ -57,11 +57,11 @@ struct PoolIoOptions {
   wire::JobKind job_kind = wire::JobKind::kPython;
   uint16_t torch = 0;  // the version that the job is made with, as wire::torch_number()
   // For a trainer without a dataset: the dataset's size as reported by one worker; all others must report the same.
-  struct SaidSize {
-    uint64_t size = wire::kSizeUntold;
+  struct ReportedSize {
+    uint64_t size = wire::kSizeUnknown;
     std::string by{};  // the worker
   };
-  SaidSize said_size = {};
+  ReportedSize reported_size = {};
   wire::JobRank job_rank = {};
   Numerics numerics = {};  // of this process's kernels; zeros: workers are not compared with it
 };
@@ -117,7 +117,7 @@ class PoolIo final : public EventLoop::Handler {
   Result<void> serve_controller(Instant now);
   void set_roster(Instant now);
   wire::TrainerReport make_report();
-  void tell_plan();
+  void send_plan();
 
   void note_numerics(uint64_t worker_id, const Numerics& numerics);
   // Requests the batch from a worker of another kind as well, if the two kinds were not compared yet.
@@ -151,9 +151,9 @@ class PoolIo final : public EventLoop::Handler {
   void receive_pieces(uint64_t worker_id, size_t piece_count_max, Instant now);
   void lose_track(uint64_t worker_id, uint32_t number, Instant now);
   // A worker's id, and its endpoint while there is a link, so that a user can find it.
-  std::string spoken_place(uint64_t worker_id) const;
+  std::string format_place(uint64_t worker_id) const;
   // Advice about a worker whose answers are wrong, to append to the news about it. Empty for an own worker.
-  std::string spoken_remedy(uint64_t worker_id) const;
+  std::string format_hint(uint64_t worker_id) const;
   // Records the transfer time of a message or a batch.
   void note_message(uint64_t worker_id, WorkerLink& link, const wire::PoolAnswer& answer);
   // Records the resources that a worker spent on a batch.
@@ -161,7 +161,7 @@ class PoolIo final : public EventLoop::Handler {
   void note_crossing(uint64_t worker_id, const wire::PoolAnswer& answer, bool is_narrow, Instant now);
   void note_refusal(uint64_t worker_id, const wire::PoolAnswer& answer);
   void note_declines(const wire::TrainerRoster& roster);
-  void tell_of_decline(const std::string& worker, const std::string& reason);
+  void warn_of_decline(const std::string& worker, const std::string& reason);
 
   void carry_out();
   void disconnect(const session::PoolSession::Command& command);
@@ -175,8 +175,8 @@ class PoolIo final : public EventLoop::Handler {
   void note_standing(Instant now);
   std::string deaths_of_last_workers() const;
   void note_controller(Instant now, size_t open_count);
-  static std::string spoken_silence(WorkerLink& link);
-  static std::string spoken_missing_data(WorkerLink& link);
+  static std::string describe_unresponsive(WorkerLink& link);
+  static std::string describe_missing_data(WorkerLink& link);
   void complain(uint64_t worker_id, WorkerLink& link, const std::string& what);
   void refuse_message(uint64_t worker_id, WorkerLink& link, const std::string& what, Instant now);
   void note_distrust(const session::PoolSession::Command& command);
@@ -195,7 +195,7 @@ class PoolIo final : public EventLoop::Handler {
   std::atomic<uint32_t> worker_count_{0};
   Board<loader::TrainerPace> pace_;
   Board<std::shared_ptr<const wire::PlanReport>> plan_;  // shared with the trainer's thread; null before the first
-  std::shared_ptr<const wire::PlanReport> plan_told_;
+  std::shared_ptr<const wire::PlanReport> reported_plan_;
   uint32_t reports_since_plan_ = 0;
   std::atomic<double> link_bytes_per_s_{0};
   std::atomic<double> round_trip_s_{0};
@@ -231,7 +231,7 @@ class PoolIo final : public EventLoop::Handler {
   JobMeter job_meter_;
 
   session::LinkMeter link_meter_;
-  Instant link_told_at_{};
+  Instant link_rate_updated_at_{};
 
   uint32_t epoch_ = 0;
   LanePlaces lanes_;
@@ -245,9 +245,9 @@ class PoolIo final : public EventLoop::Handler {
   };
   std::map<BatchKey, WrongAnswer> wrong_answers_;
   // By unanswered request: how the process ended, as reported by the last worker whose process died of the request.
-  std::map<BatchKey, std::string> told_ends_;
+  std::map<BatchKey, std::string> reported_ends_;
 
-  bool is_silence_told_ = false;
+  bool is_unresponsive_logged_ = false;
   bool was_served_ = false;    // a worker has answered a request
   bool is_hopeless_ = false;   // every worker of the pool has declined this trainer
   std::string lost_at_;        // the endpoint of the last worker whose connection, or whose process, was lost

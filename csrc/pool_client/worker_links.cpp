@@ -87,16 +87,16 @@ bool WorkerLink::add_waiting(net::ReceivedPart part) {
   return true;
 }
 
-void WorkerLink::hand_out(const wire::BlobWish& wish, const std::shared_ptr<const std::string>& blob) {
-  if (blob == nullptr || wish.offset >= blob->size()) {
-    const auto answer = wire::write_blob_message(wire::BlobUnknown{.id = wish.id});
+void WorkerLink::hand_out(const wire::BlobRequest& request, const std::shared_ptr<const std::string>& blob) {
+  if (blob == nullptr || request.offset >= blob->size()) {
+    const auto answer = wire::write_blob_message(wire::BlobUnknown{.id = request.id});
     static_cast<void>(socket_->send(answer));
     return;
   }
-  const auto head =
-      wire::write_blob_message(wire::BlobPiece{.id = wish.id, .offset = wish.offset, .total_bytes = blob->size()});
-  const uint64_t size = std::min<uint64_t>(wire::kBlobPieceBytesMax, blob->size() - wish.offset);
-  const auto piece = std::as_bytes(std::span(*blob)).subspan(wish.offset, size);
+  const auto head = wire::write_blob_message(
+      wire::BlobPiece{.id = request.id, .offset = request.offset, .total_bytes = blob->size()});
+  const uint64_t size = std::min<uint64_t>(wire::kBlobPieceBytesMax, blob->size() - request.offset);
+  const auto piece = std::as_bytes(std::span(*blob)).subspan(request.offset, size);
   std::array<net::OutgoingPart, 2> parts{
       net::OutgoingPart{.bytes = head, .release = nullptr},
       net::OutgoingPart{.bytes = piece, .release = [blob] {}},  // keeps the blob until the part was sent
@@ -108,7 +108,7 @@ WorkerLinks::~WorkerLinks() {
   while (!links_.empty()) drop(links_.begin()->first);
   for (Resting& resting : resting_) {
     static_cast<void>(resting.socket->send(resting.goodbye));
-    resting.socket->set_linger(net::kFarewellTime);
+    resting.socket->set_linger(net::kClosingLinger);
   }
 }
 
@@ -197,7 +197,7 @@ WorkerLink* WorkerLinks::find(uint64_t worker_id) {
 std::vector<uint64_t> WorkerLinks::silent_since(Instant instant) const {
   std::vector<uint64_t> silent;
   for (const auto& [worker_id, link] : links_)
-    if (!link.has_spoken && !link.is_trouble_told && link.opened_at() <= instant) silent.push_back(worker_id);
+    if (!link.has_responded && !link.is_problem_reported && link.opened_at() <= instant) silent.push_back(worker_id);
   return silent;
 }
 

@@ -119,15 +119,15 @@ class WorkerLink {
   [[nodiscard]] bool add_waiting(net::ReceivedPart part);
 
   // Sends a chunk of a blob, or reports that there is none. A lost chunk is requested again.
-  void hand_out(const wire::BlobWish& wish, const std::shared_ptr<const std::string>& blob);
+  void hand_out(const wire::BlobRequest& request, const std::shared_ptr<const std::string>& blob);
 
   // libzmq has given up; the next attempt is due at this time.
   std::optional<Instant> reconnect_at;
-  bool is_trouble_told = false;        // the reason was reported to the user
-  bool is_fault_told = false;          // it was reported that a chunk did not arrive as sent
+  bool is_problem_reported = false;    // the reason was reported to the user
+  bool is_fault_reported = false;      // it was reported that a chunk did not arrive as sent
   bool is_refused = false;             // the last greetings were answered with a refusal, which the worker may revoke
   bool is_handover_given_up = false;   // passed memory could not be used: batches are sent in chunks
-  bool has_spoken = false;             // the worker has sent a message, over this connection or an earlier one
+  bool has_responded = false;          // the worker has sent a message, over this connection or an earlier one
   std::optional<Instant> pinged_at{};  // while a ping is unanswered
   // Set while the worker has granted chunks and their connection is not established.
   std::optional<Instant> data_missed_at;

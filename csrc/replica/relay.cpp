@@ -29,7 +29,7 @@ void ReplicaStore::asked(uint32_t epoch, const RequestDigest& request) {
   const MutexLock lock(mutex_);
   is_stopped_ = false;
   epoch_ = epoch;
-  asked_at_ = clock_now();
+  requested_at_ = clock_now();
   entries_.try_emplace(
       {epoch, request.sequence},
       Entry{.digest = request.value, .answer = {}, .taken_by = std::vector<bool>(followers_.size(), false)});
@@ -124,8 +124,8 @@ void ReplicaStore::pass_by(uint32_t epoch, size_t follower) {
 }
 
 std::string ReplicaStore::refusal_of(const RequestDigest& request, Instant requested_at, Instant now) const {
-  const bool leader_went_on = asked_at_ > requested_at && now - requested_at > kPatience;
-  if (!leader_went_on) return "";
+  const bool leader_advanced = requested_at_ > requested_at && now - requested_at > kPatience;
+  if (!leader_advanced) return "";
   bool is_of_old_epoch = false;
   for (const auto& [key, entry] : entries_)
     if (key.second == request.sequence && entry.digest == request.value) {

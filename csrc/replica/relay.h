@@ -120,8 +120,8 @@ class ReplicaStore {
   Condition changed_;
   std::map<Key, Entry> entries_ PENSTOCK_GUARDED_BY(mutex_);
   std::vector<Follower> followers_ PENSTOCK_GUARDED_BY(mutex_);
-  uint32_t epoch_ PENSTOCK_GUARDED_BY(mutex_) = 0;  // the leader's latest epoch
-  Instant asked_at_ PENSTOCK_GUARDED_BY(mutex_){};  // when the leader made its latest request
+  uint32_t epoch_ PENSTOCK_GUARDED_BY(mutex_) = 0;      // the leader's latest epoch
+  Instant requested_at_ PENSTOCK_GUARDED_BY(mutex_){};  // when the leader made its latest request
   bool is_stopped_ PENSTOCK_GUARDED_BY(mutex_) = false;
   std::optional<size_t> awaited_ PENSTOCK_GUARDED_BY(mutex_);
   Instant awaited_since_ PENSTOCK_GUARDED_BY(mutex_){};

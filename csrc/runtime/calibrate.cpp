@@ -152,7 +152,7 @@ std::optional<double> time_node(const graph::Node& node, DeviceFrame& device_fra
   return std::nullopt;
 }
 
-double time_nothing(c10::Device device, int round_count) {
+double time_empty_call(c10::Device device, int round_count) {
   try {
     return Timeline(device).seconds(round_count, [] {});
   } catch (const c10::Error&) {
@@ -161,12 +161,12 @@ double time_nothing(c10::Device device, int round_count) {
 }
 
 // Returns bytes per second; 0 if the device or its memory cannot be measured.
-double measured_copy_rate(c10::Device device, int round_count, double nothing_s) {
+double measured_copy_rate(c10::Device device, int round_count, double empty_call_s) {
   try {
     const at::Tensor source = at::empty({kCopiedBytes}, at::TensorOptions(at::kByte).pinned_memory(true));
     const at::Tensor target = at::empty({kCopiedBytes}, at::TensorOptions(at::kByte).device(device));
     const double seconds =
-        Timeline(device).seconds(round_count, [&] { target.copy_(source, /*non_blocking=*/true); }) - nothing_s;
+        Timeline(device).seconds(round_count, [&] { target.copy_(source, /*non_blocking=*/true); }) - empty_call_s;
     return seconds > 0 ? static_cast<double>(kCopiedBytes) / seconds : 0;
   } catch (const c10::Error&) {
     return 0;
@@ -175,12 +175,12 @@ double measured_copy_rate(c10::Device device, int round_count, double nothing_s)
 
 // Measures once per process, if that succeeds: the rate is a property of the machine, and measuring it costs memory and
 // copies.
-double copy_rate(c10::Device device, int round_count, double nothing_s) {
+double copy_rate(c10::Device device, int round_count, double empty_call_s) {
   static Mutex mutex;
   static std::map<std::string, double> rates;
   const MutexLock lock(mutex);
   double& rate = rates[device.str()];
-  if (rate == 0) rate = measured_copy_rate(device, round_count, nothing_s);
+  if (rate == 0) rate = measured_copy_rate(device, round_count, empty_call_s);
   return rate;
 }
 
@@ -191,16 +191,16 @@ DeviceTimes time_on_devices(const graph::Graph& graph, std::span<const graph::Ve
   DeviceTimes times{.node_s = std::vector<double>(graph.nodes.size(), 0.0), .copy_bytes_per_s = 0};
   DeviceFrame device_frame(values);
   const std::vector<std::vector<ValueId>> dead = last_uses(graph);
-  std::map<std::string, double> nothing_s;  // by device: the time between two consecutive events
+  std::map<std::string, double> empty_call_s;  // by device: the time between two consecutive events
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     const graph::Node& node = graph.nodes[i];
     if (!node.on || !verdicts[i].movable) continue;
     times.node_s[i] = estimate(node, values);
     const std::optional<c10::Device> device = capture::accelerator_of(node.on->device);
     if (!device || graph.traits[i].purity == graph::Purity::kRandom) continue;
-    const auto [nothing, is_new] = nothing_s.try_emplace(device->str(), 0.0);
+    const auto [nothing, is_new] = empty_call_s.try_emplace(device->str(), 0.0);
     if (is_new) {
-      nothing->second = time_nothing(*device, round_count);
+      nothing->second = time_empty_call(*device, round_count);
       times.copy_bytes_per_s = copy_rate(*device, round_count, nothing->second);
     }
     if (reads_host_alone(node)) continue;  // a copy to the device, made ahead of time

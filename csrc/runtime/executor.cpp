@@ -177,7 +177,7 @@ Result<void> Executor::prepare(std::vector<at::Tensor> constants, const Executor
       const auto& args = program.nodes[i].args;
       const auto* operand = args.empty() ? nullptr : args[0].get<graph::ValueRef>();
       if (operand != nullptr && std::ranges::find(last_uses_[i], operand->id) != last_uses_[i].end())
-        calls_[i].let_write_over_operand();
+        calls_[i].allow_write_over_operand();
     }
   }
   return {};

@@ -348,7 +348,7 @@ Result<void> OperatorCall::run(Frame& frame, c10::Stack& stack) const {
   }
 }
 
-void OperatorCall::let_write_over_operand() {
+void OperatorCall::allow_write_over_operand() {
   if (operator_) write_over_ = find_write_over(*operator_);
 }
 

@@ -59,7 +59,7 @@ class OperatorCall {
   Result<void> run(Frame& frame, c10::Stack& stack) const;
 
   // Call if the first operand is not read after this call, so that the result may be written over it.
-  void let_write_over_operand();
+  void allow_write_over_operand();
 
  private:
   void call_operator(Frame& frame, c10::Stack& stack) const;

@@ -67,8 +67,8 @@ CapacityDecision Capacity::decide(const PoolLoad& load, const PoolLimits& limits
 
 void Capacity::forget_refusals() {
   refusal_count_.reset();
-  asks_again_at_.reset();
-  ask_pause_ = {};
+  next_retry_at_.reset();
+  retry_pause_ = {};
 }
 
 CapacityDecision Capacity::target(const PoolLoad& load, const PoolLimits& limits) {
@@ -111,28 +111,28 @@ CapacityDecision Capacity::settle(CapacityDecision target, const PoolLimits& lim
 void Capacity::note_refusals(const PoolLoad& load, uint32_t present_count) {
   if (load.refusal.empty()) {
     refusal_count_ = load.refusal_count;
-    asks_again_at_.reset();
-    ask_pause_ = {};
+    next_retry_at_.reset();
+    retry_pause_ = {};
     return;
   }
   if (refusal_count_ && load.refusal_count == *refusal_count_) return;
   refusal_count_ = load.refusal_count;
   granted_count_ = present_count;
-  ask_pause_ = ask_pause_ == Duration{} ? kAskPauseMin : std::min(2 * ask_pause_, kAskPauseMax);
-  asks_again_at_ = now_ + ask_pause_;
+  retry_pause_ = retry_pause_ == Duration{} ? kRetryPauseMin : std::min(2 * retry_pause_, kRetryPauseMax);
+  next_retry_at_ = now_ + retry_pause_;
 }
 
 CapacityDecision Capacity::without_refused(CapacityDecision wanted, const PoolLoad& load, uint32_t present_count) {
-  if (!asks_again_at_ || wanted.wanted_count <= present_count) return wanted;
+  if (!next_retry_at_ || wanted.wanted_count <= present_count) return wanted;
   // Workers that have left since may be replaced, but the total may not exceed the number that the engine granted.
   const uint32_t kept = std::min(wanted.wanted_count, std::max(granted_count_, present_count));
-  if (now_ >= *asks_again_at_) {
+  if (now_ >= *next_retry_at_) {
     wanted.reason += "; retrying the request that the engine refused: " + load.refusal;
     return wanted;
   }
   if (kept == wanted.wanted_count) return wanted;
   return {kept, wanted.reason + "; the engine refused more than " + std::to_string(kept) + ": " + load.refusal +
-                    "; retrying in " + seconds_text(*asks_again_at_ - now_)};
+                    "; retrying in " + seconds_text(*next_retry_at_ - now_)};
 }
 
 namespace {
@@ -167,13 +167,13 @@ Result<wire::ScaleOrders> PoolScaling::adapter_reported(const wire::ScaleReport&
   reported_at_ = now;
   const PoolLimits limits = limits_of(report);
   Census census = take_census(roster, now);
-  if (report.trouble.empty()) drain_orphans(census.untold, roster, now);
+  if (report.trouble.empty()) drain_orphans(census.unlisted, roster, now);
   give_up_lost(census.present, limits, now);
   const auto registered = static_cast<uint32_t>(std::count_if(census.present.begin(), census.present.end(),
                                                               [](const Hand& hand) { return hand.worker_id != 0; }));
   const auto present = static_cast<uint32_t>(census.present.size());
   const uint32_t demand = roster.wanted_worker_count();
-  const uint32_t foreign_count = census.by_hand_count + static_cast<uint32_t>(census.untold.size());
+  const uint32_t foreign_count = census.by_hand_count + static_cast<uint32_t>(census.unlisted.size());
   const PoolLoad load{.demand_count = demand - std::min(demand, foreign_count),
                       .is_demand_known = roster.is_settled(now),
                       .registered_count = registered,
@@ -241,16 +241,16 @@ PoolScaling::Census PoolScaling::take_census(const Roster& roster, Instant now) 
     census.present.push_back(std::move(hand));
   }
   for (const auto& [name, worker] : registered)
-    if (!told.contains(name) && !worker.is_leaving) census.untold.emplace(name, worker.report.worker_id);
+    if (!told.contains(name) && !worker.is_leaving) census.unlisted.emplace(name, worker.report.worker_id);
   std::erase_if(stops_, [&](const std::string& name) { return !told.contains(name); });
   return census;
 }
 
 // Drained workers are removed from `untold`.
-void PoolScaling::drain_orphans(std::map<std::string, uint64_t>& untold, Roster& roster, Instant now) {
-  std::erase_if(untold_since_, [&](const auto& item) { return !untold.contains(item.first); });
-  std::erase_if(untold, [&](const auto& item) {
-    const Instant since = untold_since_.emplace(item.first, now).first->second;
+void PoolScaling::drain_orphans(std::map<std::string, uint64_t>& unlisted, Roster& roster, Instant now) {
+  std::erase_if(unlisted_since_, [&](const auto& item) { return !unlisted.contains(item.first); });
+  std::erase_if(unlisted, [&](const auto& item) {
+    const Instant since = unlisted_since_.emplace(item.first, now).first->second;
     if (now - since < kOrphanAllowance) return false;
     roster.drain(item.second, now);
     return true;
@@ -261,13 +261,13 @@ void PoolScaling::give_up_lost(std::vector<Hand>& present, const PoolLimits& lim
   std::map<std::string, Instant> unheard;
   for (const Hand& hand : present) {
     if (hand.worker_id != 0 || !hand.is_started) continue;
-    const auto known = unheard_since_.find(hand.name);
-    unheard[hand.name] = known == unheard_since_.end() ? now : known->second;
+    const auto known = unreported_since_.find(hand.name);
+    unheard[hand.name] = known == unreported_since_.end() ? now : known->second;
   }
-  unheard_since_ = std::move(unheard);
+  unreported_since_ = std::move(unheard);
   std::erase_if(present, [&](const Hand& hand) {
-    const auto since = unheard_since_.find(hand.name);
-    if (since == unheard_since_.end() || now - since->second < limits.start_allowance) return false;
+    const auto since = unreported_since_.find(hand.name);
+    if (since == unreported_since_.end() || now - since->second < limits.start_allowance) return false;
     stops_.insert(hand.name);
     return true;
   });

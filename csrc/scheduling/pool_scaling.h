@@ -17,8 +17,8 @@
 
 namespace penstock::scheduling {
 
-constexpr Duration kAskPauseMin = std::chrono::seconds(1);
-constexpr Duration kAskPauseMax = std::chrono::seconds(64);
+constexpr Duration kRetryPauseMin = std::chrono::seconds(1);
+constexpr Duration kRetryPauseMax = std::chrono::seconds(64);
 
 struct PoolLimits {
   uint32_t worker_count_min = 0;
@@ -61,7 +61,7 @@ uint64_t spent_micros(const PoolLimits& limits, uint64_t spent_worker_ms);
 //   shrinking  only to the largest number that was useful during the whole idle time, so that a pause between two
 //              epochs releases no workers.
 //   refusals   workers that the engine did not grant are requested again after a pause, which doubles with each refusal
-//              from kAskPauseMin to kAskPauseMax. Until then the wanted count does not exceed the current one.
+//              from kRetryPauseMin to kRetryPauseMax. Until then the wanted count does not exceed the current one.
 //   budget     once it is spent, no workers are wanted.
 //
 // Invariant: the wanted count is never above the maximum that the limits allow.
@@ -72,7 +72,7 @@ class Capacity {
   // A time before the previous call's counts as the previous call's.
   CapacityDecision decide(const PoolLoad& load, const PoolLimits& limits, Instant now);
   // When the engine may be asked again for the workers that it refused.
-  std::optional<Instant> asks_again_at() const { return asks_again_at_; }
+  std::optional<Instant> next_retry_at() const { return next_retry_at_; }
   // Call when another engine adapter takes over, which counts its refusals from 0.
   void forget_refusals();
 
@@ -89,8 +89,8 @@ class Capacity {
   std::optional<Instant> low_since_{};  // since then the target has been below the settled count
   uint32_t low_most_ = 0;               // the largest target since
   std::optional<uint64_t> refusal_count_{};
-  std::optional<Instant> asks_again_at_{};
-  Duration ask_pause_{};        // before the engine is asked again
+  std::optional<Instant> next_retry_at_{};
+  Duration retry_pause_{};      // before the engine is asked again
   uint32_t granted_count_ = 0;  // number of workers when the engine refused more
 };
 
@@ -143,12 +143,12 @@ class PoolScaling {
   struct Census {
     std::vector<Hand> present{};
     uint32_t stopping_count = 0;
-    uint32_t by_hand_count = 0;                // workers that no engine has started
-    std::map<std::string, uint64_t> untold{};  // ids of remaining workers that their engine does not list
+    uint32_t by_hand_count = 0;                  // workers that no engine has started
+    std::map<std::string, uint64_t> unlisted{};  // ids of remaining workers that their engine does not list
   };
 
   Census take_census(const Roster& roster, Instant now);
-  void drain_orphans(std::map<std::string, uint64_t>& untold, Roster& roster, Instant now);
+  void drain_orphans(std::map<std::string, uint64_t>& unlisted, Roster& roster, Instant now);
   void give_up_lost(std::vector<Hand>& present, const PoolLimits& limits, Instant now);
   void choose_stops(std::vector<Hand> present, uint32_t wanted_count, Roster& roster, Instant now);
 
@@ -158,9 +158,9 @@ class PoolScaling {
   Standing counts_;  // only the counts are set
   Instant reported_at_{};
   bool is_to_end_ = false;
-  std::set<std::string> stops_;                   // names that the engine still lists
-  std::map<std::string, Instant> unheard_since_;  // running workers that do not report
-  std::map<std::string, Instant> untold_since_;   // reporting workers that the engine does not list
+  std::set<std::string> stops_;                      // names that the engine still lists
+  std::map<std::string, Instant> unreported_since_;  // running workers that do not report
+  std::map<std::string, Instant> unlisted_since_;    // reporting workers that the engine does not list
 };
 
 }  // namespace penstock::scheduling

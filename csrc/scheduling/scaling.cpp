@@ -97,7 +97,7 @@ void JobScaler::note(const wire::TrainerReport& report, uint32_t worker_count, I
     stretch_.until = queue;
     const bool is_starving = queue.ready_batches == 0 && !queue.is_paused;
     if (is_starving && 2 * queue.asked_batches < std::min(queue.wanted_batches, 2 * worker_count))
-      ++stretch_.short_asked_count;
+      ++stretch_.short_request_count;
     if (stretch_.work.is_enough(worker_count)) return choose(queue, now);
   } else if (worker_count > 0 && now - stretch_.begun_at >= kWarmUp) {
     stretch_.until = queue;
@@ -132,15 +132,15 @@ void JobScaler::choose(const wire::QueueSignal& queue, Instant now) {
   // The number of workers has not followed the demand, for example because other jobs have them: the lessons remain the
   // previous ones.
   if (choice_ && choice_->workers > measured.workers && measured.workers <= choice_->measured.workers)
-    lessons_ = lessons_before_;
+    history_ = history_before_;
   const auto bottleneck = bottleneck_of(measured, queue);
-  auto [choice, lessons] =
-      bottleneck ? std::pair(beside_bottleneck(measured), lessons_) : choose_workers(measured, limits(), lessons_);
+  auto [choice, history] =
+      bottleneck ? std::pair(beside_bottleneck(measured), history_) : choose_workers(measured, limits(), history_);
   note_measurement(measured);
   limit_ = bottleneck ? *bottleneck : limit_of(choice);
   // Batches requested from newly added workers are late, so the first stretch causes no step back.
   const bool is_early =
-      stretch_.before_count == 0 && (choice.reason == Reason::kTakenBack || choice.reason == Reason::kPartGain);
+      stretch_.before_count == 0 && (choice.reason == Reason::kReverted || choice.reason == Reason::kPartGain);
   stretch_ = {.worker_count = stretch_.worker_count,
               .begun_at = now,
               .until = queue,
@@ -148,8 +148,8 @@ void JobScaler::choose(const wire::QueueSignal& queue, Instant now) {
               .report_count = 1,
               .before_count = stretch_.before_count + 1};
   if (is_early || (choice.workers != demand_ && !may_change(now))) return;  // measured again until a change is allowed
-  lessons_before_ = lessons_;
-  lessons_ = lessons;
+  history_before_ = history_;
+  history_ = history;
   adopt(choice, now);
 }
 
@@ -201,7 +201,7 @@ std::optional<JobLimit> JobScaler::bottleneck_of(const MeasuredWork& measured, c
   const double bytes_per_s = static_cast<double>(stretch_.work.made_bytes) / stretch_.work.trained_s();
   if (queue.link_bytes_per_s > 0 && bytes_per_s >= kLinkFull * static_cast<double>(queue.link_bytes_per_s))
     return JobLimit::kLink;
-  if (2 * stretch_.short_asked_count > stretch_.report_count) return JobLimit::kSampler;
+  if (2 * stretch_.short_request_count > stretch_.report_count) return JobLimit::kSampler;
   return std::nullopt;
 }
 
@@ -215,9 +215,9 @@ WorkerChoice JobScaler::beside_bottleneck(const MeasuredWork& measured) {
 JobLimit JobScaler::limit_of(const WorkerChoice& choice) const {
   if (measured_->stalled_share() <= kStalledShareMax) return JobLimit::kTrainer;
   const bool computes = !measured_->cpu_share || *measured_->cpu_share >= kComputing;
-  const bool is_of_no_use =
-      choice.reason == Reason::kNoGain || choice.reason == Reason::kTakenBack || choice.reason == Reason::kPartGain;
-  if (!is_of_no_use) return computes ? JobLimit::kWorkers : JobLimit::kWaiting;
+  const bool is_useless =
+      choice.reason == Reason::kNoGain || choice.reason == Reason::kReverted || choice.reason == Reason::kPartGain;
+  if (!is_useless) return computes ? JobLimit::kWorkers : JobLimit::kWaiting;
   return computes ? JobLimit::kOther : JobLimit::kStorage;
 }
 

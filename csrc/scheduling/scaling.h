@@ -95,7 +95,7 @@ class JobScaler {
     Work work{};
     std::optional<wire::QueueSignal> until{};  // the last report in `work`; nullopt while workers warm up
     uint32_t ready_at_first = 0;               // batches at the end of the warm-up
-    uint64_t short_asked_count = 0;            // reports of a trainer that waited and had requested too few batches
+    uint64_t short_request_count = 0;          // reports of a trainer that waited and had requested too few batches
     uint64_t report_count = 0;
     uint32_t before_count = 0;  // consecutive stretches with this number of workers before this one
   };
@@ -122,9 +122,9 @@ class JobScaler {
   uint32_t demand_;
   std::optional<MeasuredWork> measured_{};
   std::optional<WorkerChoice> choice_{};
-  Lessons lessons_{};
+  TuningHistory history_{};
   // The lessons before the last choice: a step up that was not granted teaches no lesson.
-  Lessons lessons_before_{};
+  TuningHistory history_before_{};
   std::optional<MeasuredWork> settled_{};  // when quick changes were last allowed
   uint32_t quick_changes_left_ = kQuickChanges;
   std::optional<Instant> changed_at_{};

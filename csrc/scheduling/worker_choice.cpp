@@ -60,7 +60,7 @@ double worth(const MeasuredWork& before, const MeasuredWork& after) {
   return before.workers * rate(after) / rate(before);
 }
 
-bool is_quite_other(double now, double then) {
+bool is_very_different(double now, double then) {
   const double ratio = std::max(now, kSecondsMin) / std::max(then, kSecondsMin);
   return ratio < 1 / kOtherConditions || ratio > kOtherConditions;
 }
@@ -69,10 +69,10 @@ bool is_quite_other(double now, double then) {
 // do not count, nor do faster ones with fewer: workers may slow each other down.
 bool is_elsewhere(const MeasuredWork& measured, const std::optional<MeasuredWork>& basis) {
   if (!basis) return false;
-  if (is_quite_other(measured.trainer_s, basis->trainer_s)) return true;
+  if (is_very_different(measured.trainer_s, basis->trainer_s)) return true;
   const bool is_slower = measured.worker_s > basis->worker_s;
   const bool is_by_number = is_slower ? measured.workers > basis->workers : measured.workers < basis->workers;
-  return !is_by_number && is_quite_other(measured.worker_s, basis->worker_s);
+  return !is_by_number && is_very_different(measured.worker_s, basis->worker_s);
 }
 
 bool is_contradicted(const MeasuredWork& measured, uint32_t too_few) {
@@ -123,7 +123,7 @@ std::string reason_text(const WorkerChoice& choice) {
              std::to_string(choice.fewer->workers);
     case Reason::kLimit: return stalled + ", but " + limit_text(choice);
     case Reason::kNoGain: return stalled + ", but more workers did not help";
-    case Reason::kTakenBack: return count + " were tried and did not make batches faster, " + stalled;
+    case Reason::kReverted: return count + " were tried and did not make batches faster, " + stalled;
     case Reason::kPartGain:
       return count + " were tried and did the work of " + std::to_string(choice.workers) + ", " + stalled;
     case Reason::kIdle: return stalled + " and " + count + " were idle " + share_text(seen.idle_share()) + " of it";
@@ -148,8 +148,8 @@ uint32_t WorkerLimits::first_workers() const {
   return std::max(1U, std::min({2U, std::max(1U, cpus) - 1, shards.value_or(2)}));
 }
 
-std::pair<WorkerChoice, Lessons> choose_workers(const MeasuredWork& measured, const WorkerLimits& limits,
-                                                Lessons lessons) {
+std::pair<WorkerChoice, TuningHistory> choose_workers(const MeasuredWork& measured, const WorkerLimits& limits,
+                                                      TuningHistory history) {
   const uint32_t count = measured.workers;
   const auto [limit, limited_by] = limit_of(measured, limits);
   const auto choose = [&, limit = limit, limited_by = limited_by](uint32_t workers, Reason reason,
@@ -163,55 +163,55 @@ std::pair<WorkerChoice, Lessons> choose_workers(const MeasuredWork& measured, co
                         .fewer = fewer};
   };
 
-  const std::optional<MeasuredWork> before = std::exchange(lessons.grown_from, std::nullopt);
+  const std::optional<MeasuredWork> before = std::exchange(history.grown_from, std::nullopt);
   // A step to more than twice as many is not reverted as a whole.
   if (before && measured.stalled_share() > kStalledShareMax && count > 2 * before->workers) {
     const uint32_t kept = std::max(before->workers, count_of(std::ceil(kPartSpare * worth(*before, measured))));
     if (kept < kPartShare * count) {
-      const Lessons part{
-          .too_few = before->workers, .no_more_than = kept, .basis = measured, .patience = lessons.patience};
+      const TuningHistory part{
+          .too_few = before->workers, .no_more_than = kept, .basis = measured, .patience = history.patience};
       return {choose(kept, Reason::kPartGain), part};
     }
   }
   if (before && !has_gained(*before, measured)) {
-    const Lessons taken_back{.too_few = std::min(lessons.too_few, before->workers - 1),
-                             .no_more_than = before->workers,
-                             .basis = before,
-                             .patience = lessons.patience};
-    return {choose(before->workers, Reason::kTakenBack), taken_back};
+    const TuningHistory taken_back{.too_few = std::min(history.too_few, before->workers - 1),
+                                   .no_more_than = before->workers,
+                                   .basis = before,
+                                   .patience = history.patience};
+    return {choose(before->workers, Reason::kReverted), taken_back};
   }
-  if (!before && is_elsewhere(measured, lessons.basis)) lessons = {};
+  if (!before && is_elsewhere(measured, history.basis)) history = {};
   if (measured.stalled_share() > kStalledShareMax) {
-    if (lessons.kept >= lessons.patience) {
-      lessons.no_more_than.reset();
-      lessons.kept = 0;
-      lessons.patience *= 2;
+    if (history.kept >= history.patience) {
+      history.no_more_than.reset();
+      history.kept = 0;
+      history.patience *= 2;
     }
-    const uint32_t most = std::min(limit, lessons.no_more_than.value_or(limit));
+    const uint32_t most = std::min(limit, history.no_more_than.value_or(limit));
     const uint32_t wanted = std::max(needed(measured), count + std::max(1U, count / 4));
     const uint32_t workers = std::min({wanted, count_of(limits.growth_max * count), most});
     if (workers <= count) {
-      if (count >= limit) return {choose(count, Reason::kLimit), lessons};
-      ++lessons.kept;
-      return {choose(count, Reason::kNoGain), lessons};
+      if (count >= limit) return {choose(count, Reason::kLimit), history};
+      ++history.kept;
+      return {choose(count, Reason::kNoGain), history};
     }
-    lessons.grown_from = measured;
-    lessons.too_few = count;
-    lessons.basis = measured;
-    return {choose(workers, Reason::kStalled), lessons};
+    history.grown_from = measured;
+    history.too_few = count;
+    history.basis = measured;
+    return {choose(workers, Reason::kStalled), history};
   }
   // The trainer waited for so few workers, but half of them would be idle by the current time per batch.
-  if (lessons.too_few >= needed(measured) && is_contradicted(measured, lessons.too_few) &&
-      ++lessons.held >= lessons.patience) {
-    lessons.too_few = needed(measured) - 1;
-    lessons.held = 0;
-    lessons.patience *= 2;
+  if (history.too_few >= needed(measured) && is_contradicted(measured, history.too_few) &&
+      ++history.held >= history.patience) {
+    history.too_few = needed(measured) - 1;
+    history.held = 0;
+    history.patience *= 2;
   }
-  const uint32_t workers = std::max(needed(measured), lessons.too_few + 1);
+  const uint32_t workers = std::max(needed(measured), history.too_few + 1);
   if (workers < count && measured.idle_share() > limits.idle_share_min)
-    return {choose(workers, Reason::kIdle), lessons};
-  const bool is_of_fewer = lessons.basis && lessons.basis->workers == lessons.too_few && lessons.too_few < count;
-  return {choose(count, Reason::kSettled, is_of_fewer ? lessons.basis : std::nullopt), lessons};
+    return {choose(workers, Reason::kIdle), history};
+  const bool is_of_fewer = history.basis && history.basis->workers == history.too_few && history.too_few < count;
+  return {choose(count, Reason::kSettled, is_of_fewer ? history.basis : std::nullopt), history};
 }
 
 WorkerChoice choose_by_seconds(const MeasuredWork& measured, const WorkerLimits& limits) {
@@ -313,16 +313,16 @@ bool WorkerTuner::is_due(uint32_t workers) const {
 
 const WorkerChoice& WorkerTuner::choose(const WorkerLimits& limits) {
   const MeasuredWork measured = meter_.take();
-  auto [choice, lessons] = choose_workers(measured, limits, lessons_);
-  lessons_ = lessons;
+  auto [choice, history] = choose_workers(measured, limits, history_);
+  history_ = history;
   window_s_ = choice.workers == measured.workers ? std::min(kWindowMaxS, 2 * window_s_) : first_window_s_;
   choice_ = choice;
   return *choice_;
 }
 
 void WorkerTuner::give_up(uint32_t workers_before) {
-  lessons_.grown_from.reset();
-  lessons_.no_more_than = workers_before;
+  history_.grown_from.reset();
+  history_.no_more_than = workers_before;
 }
 
 }  // namespace penstock::scheduling

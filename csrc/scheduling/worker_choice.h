@@ -54,14 +54,14 @@ struct WorkerLimits {
 
 struct WorkerChoice {
   enum class Reason : uint8_t {
-    kStalled,    // more, because the trainer waited
-    kSettled,    // unchanged
-    kLimit,      // the trainer waited, and the limit is reached
-    kNoGain,     // the trainer waited, and more workers did not help
-    kTakenBack,  // a step up did not make batches faster
-    kPartGain,   // a step up made batches faster, but fewer workers would have sufficed
-    kIdle,       // fewer are enough
-    kTimes,      // by the times of batches alone: waits are not informative, because workers join and leave
+    kStalled,   // more, because the trainer waited
+    kSettled,   // unchanged
+    kLimit,     // the trainer waited, and the limit is reached
+    kNoGain,    // the trainer waited, and more workers did not help
+    kReverted,  // a step up did not make batches faster
+    kPartGain,  // a step up made batches faster, but fewer workers would have sufficed
+    kIdle,      // fewer are enough
+    kTimes,     // by the times of batches alone: waits are not informative, because workers join and leave
   };
   enum class LimitedBy : uint8_t { kCpus, kShards, kCap, kPool };
 
@@ -82,7 +82,7 @@ struct WorkerChoice {
 };
 
 // The results of earlier choices. Initially empty.
-struct Lessons {
+struct TuningHistory {
   static constexpr uint32_t kFirstPatience = 8;  // choices until a reverted step up is tried again
 
   std::optional<MeasuredWork> grown_from{};  // the previous choice was a step up; the measurement before it
@@ -95,8 +95,8 @@ struct Lessons {
 };
 
 // The next number of workers, and the lessons for the next choice.
-std::pair<WorkerChoice, Lessons> choose_workers(const MeasuredWork& measured, const WorkerLimits& limits,
-                                                Lessons lessons);
+std::pair<WorkerChoice, TuningHistory> choose_workers(const MeasuredWork& measured, const WorkerLimits& limits,
+                                                      TuningHistory history);
 
 // By the seconds per batch alone, for cases in which waits are not informative about the number of workers.
 WorkerChoice choose_by_seconds(const MeasuredWork& measured, const WorkerLimits& limits);
@@ -168,7 +168,7 @@ class WorkerTuner {
  private:
   StallMeter meter_;
   std::optional<WorkerChoice> choice_;
-  Lessons lessons_;
+  TuningHistory history_;
   double first_window_s_;
   double window_s_;
 };

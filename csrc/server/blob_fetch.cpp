@@ -7,18 +7,19 @@
 
 namespace penstock::server {
 
-std::vector<wire::BlobWish> BlobFetch::take_wishes(Instant now) {
-  if (wished_at_ && now - *wished_at_ >= kBlobPatience) wished_offsets_.clear();
-  std::vector<wire::BlobWish> wishes;
-  while (wished_offsets_.size() < kBlobWishCountMax) {
-    const uint64_t offset = wished_offsets_.empty() ? bytes_.size() : wished_offsets_.back() + wire::kBlobPieceBytesMax;
+std::vector<wire::BlobRequest> BlobFetch::take_requests(Instant now) {
+  if (requested_at_ && now - *requested_at_ >= kBlobPatience) requested_offsets_.clear();
+  std::vector<wire::BlobRequest> requests;
+  while (requested_offsets_.size() < kBlobRequestCountMax) {
+    const uint64_t offset =
+        requested_offsets_.empty() ? bytes_.size() : requested_offsets_.back() + wire::kBlobPieceBytesMax;
     // Until the size is known, there may be no second chunk.
     if (offset > 0 && offset >= total_bytes_) break;
-    wished_offsets_.push_back(offset);
-    wishes.push_back({.id = id_, .offset = offset});
+    requested_offsets_.push_back(offset);
+    requests.push_back({.id = id_, .offset = offset});
   }
-  if (!wishes.empty()) wished_at_ = now;
-  return wishes;
+  if (!requests.empty()) requested_at_ = now;
+  return requests;
 }
 
 Result<void> BlobFetch::receive(const wire::BlobPiece& piece, std::span<const std::byte> bytes, Instant now) {
@@ -34,7 +35,7 @@ Result<void> BlobFetch::receive(const wire::BlobPiece& piece, std::span<const st
                                       std::to_string(piece.total_bytes) +
                                       "; trainer and workers must run the same version of penstock"};
   }
-  std::erase(wished_offsets_, piece.offset);
+  std::erase(requested_offsets_, piece.offset);
   if (piece.offset != bytes_.size()) return {};  // a duplicate, or a chunk after a lost one
   try {
     if (total_bytes_ == 0) bytes_.reserve(piece.total_bytes);
@@ -45,7 +46,7 @@ Result<void> BlobFetch::receive(const wire::BlobPiece& piece, std::span<const st
                                       "read its data instead of containing it"};
   }
   total_bytes_ = piece.total_bytes;
-  wished_at_ = now;
+  requested_at_ = now;
   return {};
 }
 

@@ -18,7 +18,7 @@
 
 namespace penstock::server {
 
-constexpr size_t kBlobWishCountMax = 2;
+constexpr size_t kBlobRequestCountMax = 2;
 constexpr Duration kBlobPatience = std::chrono::seconds(1);  // for a chunk, before it is requested again
 
 // Fetches one blob from a worker's trainer: at most two requests are unanswered, chunks are accepted in order, and a
@@ -31,9 +31,9 @@ class BlobFetch {
   const wire::BlobId& id() const { return id_; }
 
   // The requests to send now.
-  std::vector<wire::BlobWish> take_wishes(Instant now);
+  std::vector<wire::BlobRequest> take_requests(Instant now);
   std::optional<Instant> due_at() const {
-    return wished_at_ ? std::optional(*wished_at_ + kBlobPatience) : std::nullopt;
+    return requested_at_ ? std::optional(*requested_at_ + kBlobPatience) : std::nullopt;
   }
 
   // kTooLarge, kMismatch if chunks disagree on the size of the blob, kNoMemory.
@@ -47,8 +47,8 @@ class BlobFetch {
   uint64_t bytes_max_;
   uint64_t total_bytes_ = 0;  // 0 until it is known
   std::vector<std::byte> bytes_;
-  std::deque<uint64_t> wished_offsets_;  // that are unanswered
-  std::optional<Instant> wished_at_;     // when the last request was sent or the last chunk arrived
+  std::deque<uint64_t> requested_offsets_;  // that are unanswered
+  std::optional<Instant> requested_at_;     // when the last request was sent or the last chunk arrived
 };
 
 constexpr uint64_t kCachedBlobBytesMax = uint64_t{8} << 20;  // of all entries together

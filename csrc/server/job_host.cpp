@@ -150,24 +150,24 @@ void JobHost::close(Fault reason) {
 
 // ---- The work
 
-Maker::Asked JobHost::take_asked() {
-  Asked asked;
-  if (is_closed_) return asked;
+Maker::Needs JobHost::take_needs() {
+  Needs needs;
+  if (is_closed_) return needs;
   const Instant now = clock_now();
   take_outputs();
-  if (std::exchange(is_warm_readable_, false) || warm_.has_news()) take_news(asked);
+  if (std::exchange(is_warm_readable_, false) || warm_.has_news()) take_news(needs);
   if (job_ && job_->end) job_->is_readable = true;  // messages sent before its end count
-  receive(asked);
-  if (job_ && job_->end && !is_held_back()) bury(spoken_end(*job_->end), asked);
+  receive(needs);
+  if (job_ && job_->end && !is_held_back()) bury(format_end(*job_->end), needs);
   send_blob();
-  if (std::exchange(is_given_up_, false)) asked.result = PoolResult{.kind = PoolResult::Kind::kGivenUp};
+  if (std::exchange(is_given_up_, false)) needs.result = PoolResult{.kind = PoolResult::Kind::kGivenUp};
   note_idle(now);
-  end_late(now, asked);
+  end_late(now, needs);
   const bool is_free = !job_ || (!job_->work && !job_->is_ahead_dropped && !job_->is_ending);
-  asked.wants_work = !failure_ && is_free;
-  if (job_ && job_->work && !job_->blob) asked.blob = job_->wish;
-  asked.failure = failure_;
-  return asked;
+  needs.wants_work = !failure_ && is_free;
+  if (job_ && job_->work && !job_->blob) needs.blob = job_->wish;
+  needs.failure = failure_;
+  return needs;
 }
 
 void JobHost::offer(std::shared_ptr<const PoolWork> work) {
@@ -200,7 +200,7 @@ bool JobHost::wants_ahead() const {
          !job_->is_ending && !job_->end;
 }
 
-void JobHost::hand_ahead(std::shared_ptr<const PoolWork> work) {
+void JobHost::send_ahead(std::shared_ptr<const PoolWork> work) {
   PENSTOCK_ASSERT(wants_ahead() && work->trainer_id == job_->trainer_id);
   job_->ahead = std::move(work);
   post_work(*job_->ahead);
@@ -303,16 +303,16 @@ Result<void> JobHost::post(const ToJob& message) {
 
 // ---- Messages of a job's process
 
-void JobHost::receive(Asked& asked) {
+void JobHost::receive(Needs& needs) {
   if (!job_ || job_->is_ending) return;
   try {
-    receive_messages(asked);
+    receive_messages(needs);
   } catch (const std::bad_alloc&) {
     kill("its messages to the server exceeded the available memory");
   }
 }
 
-void JobHost::receive_messages(Asked& asked) {
+void JobHost::receive_messages(Needs& needs) {
   if (auto flushed = job_->channel.flush(); !flushed && flushed.error().code != Errc::kClosed)
     return kill(flushed.error().message);
   if (!std::exchange(job_->is_readable, false)) return;
@@ -331,7 +331,7 @@ void JobHost::receive_messages(Asked& asked) {
     }
     const auto message = wire::parse_from_job(next.value()->bytes);
     if (!message) return kill(message.error().message);
-    if (auto taken = take_message(message.value(), next.value()->fds, asked); !taken)
+    if (auto taken = take_message(message.value(), next.value()->fds, needs); !taken)
       return kill(taken.error().message);
   }
   if (is_held_back()) {
@@ -343,12 +343,12 @@ void JobHost::receive_messages(Asked& asked) {
   wake();
 }
 
-Result<void> JobHost::take_message(const FromJob& message, std::span<FileDescriptor> fds, Asked& asked) {
+Result<void> JobHost::take_message(const FromJob& message, std::span<FileDescriptor> fds, Needs& needs) {
   const PoolWork* const work = job_->work ? job_->work.get() : job_->ahead.get();
   if (work == nullptr) return wrong("it answered without a request");
   if (message.key != work->key) return wrong("it answered another request");
   if (!fds.empty() && !message.place) return wrong("a message that mentions no file descriptors has some attached");
-  if (message.kind == FromJob::Kind::kBlobWish) {
+  if (message.kind == FromJob::Kind::kBlobRequest) {
     if (!job_->work) return {};  // it is about to read that the work is not wanted
     if (job_->blob) return wrong("it requested a part of its job while another is being sent");
     job_->wish = message.blob;
@@ -365,7 +365,7 @@ Result<void> JobHost::take_message(const FromJob& message, std::span<FileDescrip
     job_->is_ahead_dropped = false;
     return {};  // the batch gives its slab back
   }
-  asked.result = std::move(result).value();
+  needs.result = std::move(result).value();
   job_->has_answered = true;
   job_->work.reset();
   job_->wish.reset();
@@ -462,7 +462,7 @@ bool JobHost::end_work(const std::string& why) {
 }
 
 void JobHost::end_trainer(uint64_t trainer_id) {
-  if (parked_ && parked_->job.trainer_id == trainer_id) let_parked_go();
+  if (parked_ && parked_->job.trainer_id == trainer_id) release_parked();
   if (!job_ || job_->trainer_id != trainer_id || job_->is_ending) return;
   if (job_->work) is_given_up_ = true;
   let_go();
@@ -477,7 +477,7 @@ void JobHost::let_go() {
   let_go(*std::exchange(job_, std::nullopt));
 }
 
-void JobHost::let_parked_go() { let_go(std::move(std::exchange(parked_, std::nullopt)->job)); }
+void JobHost::release_parked() { let_go(std::move(std::exchange(parked_, std::nullopt)->job)); }
 
 void JobHost::let_go(Job job) {
   job.channel.shut_down();
@@ -491,7 +491,7 @@ void JobHost::let_go(Job job) {
 // The CPU time that it uses while parked is counted once its trainer is back, not charged to another trainer.
 void JobHost::park() {
   note_cpu_time(*job_);
-  if (parked_) let_parked_go();
+  if (parked_) release_parked();
   parked_.emplace(Parked{.job = *std::exchange(job_, std::nullopt), .until = clock_now() + options_.parked});
   note_fds();
 }
@@ -508,7 +508,7 @@ void JobHost::note_idle(Instant now) {
 
 // SIGKILL takes effect only once the kernel returns, which may take long in a read from a file server that is gone, and
 // a warm process that was stopped sends no signal.
-void JobHost::end_late(Instant now, Asked& asked) {
+void JobHost::end_late(Instant now, Needs& needs) {
   if (job_ && job_->killed_at && now >= *job_->killed_at) {
     job_->killed_at.reset();
     job_->given_up_at = now + options_.end_grace;
@@ -518,9 +518,9 @@ void JobHost::end_late(Instant now, Asked& asked) {
   if (job_ && job_->given_up_at && now >= *job_->given_up_at)
     bury("did not exit within " + format_duration(options_.end_grace) + " after its server killed it (" + job_->fault +
              "), and is abandoned",
-         asked);
+         needs);
   // A parked process has no work: if it sends or hangs up, it is about to end or misbehaves.
-  if (parked_ && (parked_->job.is_readable || now >= parked_->until)) let_parked_go();
+  if (parked_ && (parked_->job.is_readable || now >= parked_->until)) release_parked();
   for (auto item = leaving_.begin(); item != leaving_.end();) {
     auto& [number, leaving] = *item;
     if (now >= leaving.due_at && leaving.is_killed) {
@@ -543,7 +543,7 @@ void JobHost::end_late(Instant now, Asked& asked) {
   }
 }
 
-void JobHost::take_news(Asked& asked) {
+void JobHost::take_news(Needs& needs) {
   while (!failure_) {
     const auto news = warm_.next_news();
     if (!news) {
@@ -553,14 +553,14 @@ void JobHost::take_news(Asked& asked) {
     if (!news.value()) break;
     const WarmProcess::News& told = *news.value();
     if (told.kind == wire::WarmMessage::Kind::kEnded) {
-      take_end(told.job, told, asked);
+      take_end(told.job, told, needs);
     } else if (job_ && job_->number == told.job) {
       job_->pid = told.pid;
     }
   }
 }
 
-void JobHost::take_end(uint64_t number, const WarmProcess::News& news, Asked& asked) {
+void JobHost::take_end(uint64_t number, const WarmProcess::News& news, Needs& needs) {
   if (const auto leaving = leaving_.find(number); leaving != leaving_.end()) {
     take_output_of(leaving->second.output);
     leaving_.erase(leaving);
@@ -576,32 +576,32 @@ void JobHost::take_end(uint64_t number, const WarmProcess::News& news, Asked& as
   if (!job_ || job_->number != number) return;
   // Messages sent before its end count.
   job_->is_readable = true;
-  receive(asked);
+  receive(needs);
   if (is_held_back() && !job_->is_ending) {
     job_->end = news;
     return;
   }
-  bury(spoken_end(news), asked);
+  bury(format_end(news), needs);
 }
 
-std::string JobHost::spoken_end(const WarmProcess::News& news) const {
+std::string JobHost::format_end(const WarmProcess::News& news) const {
   if (news.pid == 0) return "could not be started; the system has no memory or process ids left";
   if (!job_->fault.empty()) return "was killed by its server: " + job_->fault;
-  return ProcessEnd{.status = news.status}.spoken();
+  return ProcessEnd{.status = news.status}.describe();
 }
 
-void JobHost::bury(std::string how, Asked& asked) {
+void JobHost::bury(std::string how, Needs& needs) {
   past_cpu_time_ += job_->cpu_time;
   take_output_of(job_->output);
-  if (const std::string words = job_->output.last_words(log_name_); !words.empty())
+  if (const std::string words = job_->output.last_output(log_name_); !words.empty())
     how += "; its last output: " + words;
   if (job_->work) {
-    PENSTOCK_ASSERT(!asked.result, "a result of work that is still queued");
-    asked.result = PoolResult{.kind = PoolResult::Kind::kDied, .text = how};
+    PENSTOCK_ASSERT(!needs.result, "a result of work that is still queued");
+    needs.result = PoolResult{.kind = PoolResult::Kind::kDied, .text = how};
   } else {
-    asked.lost_process_of = job_->trainer_id;
+    needs.lost_process_of = job_->trainer_id;
   }
-  add_notice("a job process of trainer " + spoken_id(job_->trainer_id).substr(0, 8) + " " + how);
+  add_notice("a job process of trainer " + format_id(job_->trainer_id).substr(0, 8) + " " + how);
   job_.reset();
   note_fds();
 }

@@ -96,10 +96,10 @@ class JobHost final : public Maker {
 
   // ---- Maker
 
-  Asked take_asked() override;
+  Needs take_needs() override;
   void offer(std::shared_ptr<const PoolWork> work) override;
   bool wants_ahead() const override;
-  void hand_ahead(std::shared_ptr<const PoolWork> work) override;
+  void send_ahead(std::shared_ptr<const PoolWork> work) override;
   void drop_ahead() override;
   void set_wanted(bool is_wanted) override;
   void give_blob(const wire::BlobId& id, Result<std::vector<std::byte>> bytes) override;
@@ -156,18 +156,18 @@ class JobHost final : public Maker {
     bool is_killed = false;
   };
 
-  void take_news(Asked& asked);
+  void take_news(Needs& needs);
   void take_outputs();
   void take_output_of(JobOutput& output);
-  void take_end(uint64_t number, const WarmProcess::News& news, Asked& asked);
+  void take_end(uint64_t number, const WarmProcess::News& news, Needs& needs);
   // Whether the next message of the process is about work that was handed ahead and may still be offered.
   bool is_held_back() const { return job_ && !job_->work && job_->ahead && !job_->is_ahead_dropped; }
-  std::string spoken_end(const WarmProcess::News& news) const;
+  std::string format_end(const WarmProcess::News& news) const;
   // The process in use is dead, or treated as dead; `how` follows its name.
-  void bury(std::string how, Asked& asked);
-  void receive(Asked& asked);
-  void receive_messages(Asked& asked);
-  Result<void> take_message(const wire::FromJob& message, std::span<FileDescriptor> fds, Asked& asked);
+  void bury(std::string how, Needs& needs);
+  void receive(Needs& needs);
+  void receive_messages(Needs& needs);
+  Result<void> take_message(const wire::FromJob& message, std::span<FileDescriptor> fds, Needs& needs);
   Result<PoolResult> result_of(const wire::FromJob& message, std::span<FileDescriptor> fds);
   Result<std::shared_ptr<shm::ArenaView>> arena_of(const wire::SlabPlace& place, bool is_new,
                                                    std::span<FileDescriptor> fds);
@@ -180,12 +180,12 @@ class JobHost final : public Maker {
   void note_hang_up();
   // Lets a process exit by itself: the process in use, the parked one, or `job`.
   void let_go();
-  void let_parked_go();
+  void release_parked();
   void let_go(Job job);
   // Parks the process in use, replacing the parked one.
   void park();
   void note_idle(Instant now);
-  void end_late(Instant now, Asked& asked);
+  void end_late(Instant now, Needs& needs);
   bool is_forking() const { return !failure_ && job_ && job_->pid == 0 && !job_->is_ending; }
   static void note_cpu_time(const Job& job);
   void note_fds();

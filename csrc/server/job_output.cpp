@@ -71,7 +71,7 @@ std::string JobOutput::read() {
   return text;
 }
 
-std::string JobOutput::last_words(std::string_view log_name) const {
+std::string JobOutput::last_output(std::string_view log_name) const {
   const std::string mark = " " + std::string(log_name) + " on ";
   std::string words;
   for (std::string_view left = tail_; !left.empty();) {
@@ -81,9 +81,9 @@ std::string JobOutput::last_words(std::string_view log_name) const {
     if (line.find(mark) == std::string_view::npos) words += line;
   }
   while (!words.empty() && (words.back() == '\n' || words.back() == ' ')) words.pop_back();
-  if (words.size() <= kLastWordsBytesMax) return in_one_line(words);
+  if (words.size() <= kLastOutputBytesMax) return in_one_line(words);
   // One more byte, to detect whether the first line is complete.
-  words.erase(0, words.size() - kLastWordsBytesMax - 1);
+  words.erase(0, words.size() - kLastOutputBytesMax - 1);
   const size_t end = words.find('\n');
   return in_one_line(std::string_view(words).substr(end == std::string::npos ? 1 : end + 1));
 }

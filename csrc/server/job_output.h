@@ -20,7 +20,7 @@ namespace penstock::server {
 // reported.
 constexpr size_t kOutputStepBytes = 64 << 10;
 constexpr size_t kTailBytesMax = 4096;
-constexpr size_t kLastWordsBytesMax = 400;
+constexpr size_t kLastOutputBytesMax = 400;
 // Limits of the job output in a worker's log: in a burst, and per second on average.
 constexpr size_t kOutputBurstBytes = size_t{1} << 20;
 constexpr size_t kOutputBytesPerSecond = 16 << 10;
@@ -57,7 +57,7 @@ class JobOutput {
   std::string read();
   // The last complete lines that were read, except the log lines of `log_name`, joined with " | "; empty if there are
   // no other lines.
-  std::string last_words(std::string_view log_name) const;
+  std::string last_output(std::string_view log_name) const;
 
  private:
   FileDescriptor pipe_;

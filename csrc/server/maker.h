@@ -106,7 +106,7 @@ struct PoolResult {
   wire::SampleTimes samples{};
   uint8_t cpu_share = 0;  // as in PoolAnswer
   uint32_t sample_count = 0;
-  uint64_t dataset_size = wire::kSizeUntold;
+  uint64_t dataset_size = wire::kSizeUnknown;
 };
 
 // Which trainer a worker serves, and why it leaves; logged when it changes.
@@ -148,7 +148,7 @@ inline std::chrono::nanoseconds thread_cpu_time() { return cpu_time_by(CLOCK_THR
 // wake() is for any thread; the rest is for the I/O thread, and does not block.
 class Maker {
  public:
-  struct Asked {
+  struct Needs {
     std::optional<PoolResult> result;
     bool wants_work = false;
     bool is_to_drain = false;
@@ -165,13 +165,13 @@ class Maker {
   virtual ~Maker() = default;
 
   // The result is returned once; the other requests are repeated until they are fulfilled.
-  virtual Asked take_asked() = 0;
+  virtual Needs take_needs() = 0;
   // Work that was handed ahead is started by offering the same work.
   virtual void offer(std::shared_ptr<const PoolWork> work) = 0;
   // Whether the maker accepts work for the same trainer that will be offered once the current work is done.
   virtual bool wants_ahead() const { return false; }
   // Only if wants_ahead().
-  virtual void hand_ahead(std::shared_ptr<const PoolWork> /*work*/) {}
+  virtual void send_ahead(std::shared_ptr<const PoolWork> /*work*/) {}
   // The work handed ahead will not be offered. No more work is wanted until the maker has let go of it.
   virtual void drop_ahead() {}
   // Whether the batch being made is wanted.

@@ -86,12 +86,12 @@ Result<void> PoolServerIo::begin() {
 }
 
 Result<void> PoolServerIo::open_energy_meter() {
-  const bool is_asked_for = !options_.powercap.empty();
-  auto meter = EnergyMeter::open(is_asked_for ? options_.powercap : kPowercapFolder,
+  const bool is_meter_required = !options_.powercap.empty();
+  auto meter = EnergyMeter::open(is_meter_required ? options_.powercap : kPowercapFolder,
                                  [&maker = maker_] { return maker.cpu_time(); });
   if (meter) {
     energy_.emplace(std::move(meter).value());
-  } else if (is_asked_for) {
+  } else if (is_meter_required) {
     return Fault{Errc::kFailed,
                  meter.error().message + "; without --powercap the worker runs, but its energy consumption is unknown"};
   }
@@ -130,7 +130,7 @@ void PoolServerIo::end_because(End end) {
   outbox_.clear();
   held_.clear();
   blobs_ = {};
-  if (registration_) registration_->say_farewell();
+  if (registration_) registration_->deregister();
   registration_.reset();
   handover_.reset();
   data_.reset();
@@ -218,9 +218,9 @@ void PoolServerIo::refuse_impostor(const ToWorker& hello, const net::Peer& peer)
   outbox_.push({.routing_id = peer.routing_id,
                 .message = {.kind = ToTrainer::Kind::kRefused, .link = hello.link},
                 .worker_id = run_.id,
-                .text = "trainer " + spoken_id(hello.trainer_id) + " belongs to another key or process"});
+                .text = "trainer " + format_id(hello.trainer_id) + " belongs to another key or process"});
   if (!impostors_.insert(peer.identity.key).second) return;
-  maker_.add_notice("rejected a process that falsely claims to be trainer " + spoken_id(hello.trainer_id) +
+  maker_.add_notice("rejected a process that falsely claims to be trainer " + format_id(hello.trainer_id) +
                     "; it has the key of " + (peer.user.empty() ? "the role trainer" : "the user " + peer.user) +
                     ": check who holds that key");
 }
@@ -285,7 +285,7 @@ void PoolServerIo::take_blob(const wire::BlobMessage& message, std::span<const s
 // ---- The thread that makes batches
 
 void PoolServerIo::serve_maker(Instant now) {
-  auto asked = maker_.take_asked();
+  auto asked = maker_.take_needs();
   if (asked.is_to_drain && !session_.is_draining()) drain(now);
   if (asked.result) take_result(*std::move(asked.result), now);
   if (asked.lost_process_of != 0) lose_process(asked.lost_process_of);
@@ -298,7 +298,7 @@ void PoolServerIo::serve_maker(Instant now) {
     maker_.wake();
   }
   if (asked.wants_work) begin_work();
-  hand_ahead();
+  send_ahead();
   fetch_blob(asked.blob, now);
   const bool is_wanted = session_.may_be_wanted();
   maker_.set_wanted(is_wanted);
@@ -319,7 +319,7 @@ void PoolServerIo::take_result(PoolResult result, Instant now) {
     return;
   }
   if (result.kind == PoolResult::Kind::kDied) {
-    how_it_died_ = std::move(result.text);
+    death_description_ = std::move(result.text);
     return lose_process(running_->trainer_id);
   }
   if (result.kind == PoolResult::Kind::kGivenUp) {
@@ -383,7 +383,7 @@ void PoolServerIo::begin_work() {
 
 // Work handed ahead must not need the server, and dropping it before it starts must lose no data: a lane cannot step
 // back by a batch, and the parts of another job have to be fetched.
-void PoolServerIo::hand_ahead() {
+void PoolServerIo::send_ahead() {
   if (ahead_ || !running_ || is_given_up_ || !session_.is_wanted() || !maker_.wants_ahead()) return;
   const auto request = session_.next();
   if (!request) return;
@@ -397,7 +397,7 @@ void PoolServerIo::hand_ahead() {
   auto work = std::make_shared<PoolWork>(next);
   work->tenancy = tenancy_;
   ahead_ = std::move(work);
-  maker_.hand_ahead(ahead_);
+  maker_.send_ahead(ahead_);
 }
 
 bool PoolServerIo::is_next(const PoolWork& work) const {
@@ -412,8 +412,8 @@ void PoolServerIo::fetch_blob(const std::optional<wire::BlobId>& id, Instant now
   if (route == routes_.end()) return;
   if (const auto* kept = blobs_.find(route->second.key, *id); kept != nullptr) return maker_.give_blob(*id, *kept);
   if (!fetch_ || fetch_->id() != *id) fetch_.emplace(*id, options_.blob_bytes_max);
-  for (const wire::BlobWish& wish : fetch_->take_wishes(now))
-    static_cast<void>(server_->send(route->second.routing_id, wire::write_blob_message(wish)));
+  for (const wire::BlobRequest& request : fetch_->take_requests(now))
+    static_cast<void>(server_->send(route->second.routing_id, wire::write_blob_message(request)));
 }
 
 // ---- Commands of the session
@@ -464,7 +464,7 @@ std::string PoolServerIo::reason_of(const WorkerSession::Command& command) const
     const auto found = declined_.find(command.trainer_id);
     return found != declined_.end() ? found->second : std::string();
   }
-  if (command.message.kind == ToTrainer::Kind::kDied) return how_it_died_;
+  if (command.message.kind == ToTrainer::Kind::kDied) return death_description_;
   if (command.message.kind != ToTrainer::Kind::kRefused) return {};
   if (session_.is_draining()) return "it is leaving";
   return session_.trainer_id() != 0 ? "it serves another trainer"
@@ -517,10 +517,10 @@ std::optional<PoolServerIo::End> PoolServerIo::end_of(Instant now) const {
     end.text = shortage_;
     return end;
   }
-  const auto silence = registration_ ? registration_->silence(now) : std::nullopt;
-  if (silence && *silence >= options_.patience && is_idle()) {
+  const auto time_since_answer = registration_ ? registration_->time_since_answer(now) : std::nullopt;
+  if (time_since_answer && *time_since_answer >= options_.patience && is_idle()) {
     return End{.reason = {Errc::kFailed, "the controller at " + options_.controller->text() + " has not answered for " +
-                                             format_duration(*silence) +
+                                             format_duration(*time_since_answer) +
                                              ", and this worker is idle; restart it when a controller is running"},
                .word = ExitWord::kUseless};
   }

@@ -129,7 +129,7 @@ class PoolServerIo final : public EventLoop::Handler {
   // The process that made this trainer's batches has ended, and all its started work is lost.
   void lose_process(uint64_t trainer_id);
   void begin_work();
-  void hand_ahead();
+  void send_ahead();
   // Whether begin_work() would start this work if the current work were done.
   bool is_next(const PoolWork& work) const;
   void fetch_blob(const std::optional<wire::BlobId>& id, Instant now);
@@ -180,9 +180,9 @@ class PoolServerIo final : public EventLoop::Handler {
   std::optional<BlobFetch> fetch_;
   BlobCache blobs_;
   MakerWatch maker_watch_;
-  std::string how_it_died_;    // how the last process that made a batch died
-  bool has_maker_ = false;     // it has requested work
-  uint64_t work_tenancy_ = 0;  // of the work started last
+  std::string death_description_;  // how the last process that made a batch died
+  bool has_maker_ = false;         // it has requested work
+  uint64_t work_tenancy_ = 0;      // of the work started last
   uint32_t signal_count_ = 0;
   int first_signal_ = 0;
   std::optional<Instant> drained_at_;  // when draining started

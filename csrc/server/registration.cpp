@@ -50,7 +50,7 @@ Result<void> Registration::receive(session::WorkerSession& session, Instant now)
     take_event(*event, now);
   }
   enrolment_.tick(session, now);
-  if (!socket_->is_connected() && told_.empty() && now - opened_at_ >= kUnansweredTime) {
+  if (!socket_->is_connected() && last_notice_.empty() && now - opened_at_ >= kUnansweredTime) {
     tell("no controller answers at " + socket_->endpoint().text() +
          " yet; start one there (penstock controller "
          "--bind " +
@@ -80,7 +80,7 @@ void Registration::take_event(const ConnectionEvent& event, Instant now) {
   switch (event.kind) {
     case ConnectionEvent::Kind::kConnected:
       enrolment_.clock.connected(now);
-      if (!told_.empty()) tell(where() + " answers");
+      if (!last_notice_.empty()) tell(where() + " answers");
       break;
     case ConnectionEvent::Kind::kDisconnected:
       tell(where() + " does not answer any more; this worker continues, and tries to reconnect");
@@ -110,21 +110,21 @@ void Registration::set_decline_reason(std::string_view reason) {
   decline_reason_ = reason.substr(0, wire::kControlReasonBytesMax);
 }
 
-void Registration::say_farewell() {
+void Registration::deregister() {
   if (!socket_->is_connected()) return;
   static_cast<void>(socket_->send(wire::write_control(
-      wire::Farewell{.id = description_.run.id, .is_worker = true, .secret = description_.run.secret})));
-  socket_->set_linger(net::kFarewellTime);
+      wire::Deregistration{.id = description_.run.id, .is_worker = true, .secret = description_.run.secret})));
+  socket_->set_linger(net::kClosingLinger);
 }
 
-std::optional<Duration> Registration::silence(Instant now) const {
-  if (has_answered_) return enrolment_.clock.silence(now);
+std::optional<Duration> Registration::time_since_answer(Instant now) const {
+  if (has_answered_) return enrolment_.clock.time_since_answer(now);
   return description_.name.empty() ? std::nullopt : std::optional<Duration>(now - opened_at_);
 }
 
 void Registration::tell(std::string text) {
-  if (text == told_) return;
-  told_ = text;
+  if (text == last_notice_) return;
+  last_notice_ = text;
   notices_.push_back(std::move(text));
 }
 

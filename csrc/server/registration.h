@@ -51,14 +51,14 @@ class Registration {
   // Makes a report due now.
   void hurry(Instant now) { enrolment_.clock.hurry(now); }
   // Reports that this worker ends. Earlier messages may still take a moment to leave.
-  void say_farewell();
+  void deregister();
 
   std::vector<std::string> take_notices() { return std::exchange(notices_, {}); }
   uint32_t incarnation() const { return enrolment_.incarnation(); }
   Instant due_at() const { return enrolment_.clock.due_at(); }
   // How long a controller that had answered has been silent. A controller that never answered may be started later,
   // except for a worker started by an engine: the controller that ordered it is gone then.
-  std::optional<Duration> silence(Instant now) const;
+  std::optional<Duration> time_since_answer(Instant now) const;
   net::ClientSocket& socket() { return *socket_; }
 
  private:
@@ -73,7 +73,7 @@ class Registration {
   Instant opened_at_;
   bool has_answered_ = false;
   std::string decline_reason_;
-  std::string told_;  // the last notice
+  std::string last_notice_;  // the last notice
   std::vector<std::string> notices_;
 };
 

@@ -122,7 +122,7 @@ std::string about_worker(std::string about, size_t place) {
 }
 
 std::string log_name_of(const ServerOrders& orders, const net::RunId& run) {
-  return orders.log_name + " " + spoken_id(run.id).substr(0, 8);
+  return orders.log_name + " " + format_id(run.id).substr(0, 8);
 }
 
 // Where the I/O threads of workers report to the main thread that they end. Thread-safe.
@@ -184,10 +184,10 @@ class ServedWorker {
   Result<void> start() { return loop_.start(); }
   int signal_fd() const { return io_.signal_fd(); }
 
-  void say_that_it_listens() const {
+  void report_listening() const {
     say("listens at " + where(io_.endpoint().text(), io_.advertised()) + " and for batches at " +
         where(io_.data_endpoint().text(), io_.data_advertised()) + " for " +
-        (options_.controller ? options_.controller->text() : "any client with its key") + ", id " + spoken_id(run_.id) +
+        (options_.controller ? options_.controller->text() : "any client with its key") + ", id " + format_id(run_.id) +
         ", process " + std::to_string(::getpid()));
   }
 
@@ -254,7 +254,7 @@ class ServerProcess {
     auto warm = WarmProcess::start(orders_.warm_command);
     if (!warm) return refuse(warm.error());
     const auto facts = wait_for(*warm.value());
-    if (!facts) return is_told_to_end_ ? 0 : refuse(facts.error());
+    if (!facts) return is_stop_requested_ ? 0 : refuse(facts.error());
     WarmHub hub(std::move(warm).value());
     Workers workers;
     for (size_t place = 0; place < options.size(); ++place) {
@@ -265,8 +265,8 @@ class ServerProcess {
       if (auto started = worker->start(); !started) return refuse(started.error());
     }
     write_exit_line(orders_.exit_fd, ExitWord::kServing);
-    for (const auto& worker : workers) worker->say_that_it_listens();
-    for (const std::string& line : spoken(limit)) workers.front()->say(line);
+    for (const auto& worker : workers) worker->report_listening();
+    for (const std::string& line : format_limit(limit)) workers.front()->say(line);
     return serve(workers);
   }
 
@@ -288,10 +288,10 @@ class ServerProcess {
       if (facts || facts.error().code != Errc::kTimeout || steady_clock::now() >= deadline) return facts;
       if (!next_signal(milliseconds(0))) continue;
       write_exit_line(orders_.exit_fd, ExitWord::kDrained);
-      is_told_to_end_ = true;
+      is_stop_requested_ = true;
       return Fault{Errc::kClosed, "it was drained"};
     }
-    is_told_to_end_ = true;
+    is_stop_requested_ = true;
     return Fault{Errc::kClosed, "the process that started this worker has ended"};
   }
 
@@ -361,7 +361,7 @@ class ServerProcess {
   ProcessLog log_;
   WorkerEnds ends_;
   std::atomic<bool> has_signal_{false};
-  bool is_told_to_end_ = false;
+  bool is_stop_requested_ = false;
 };
 
 }  // namespace

@@ -41,7 +41,7 @@ Fault WarmProcess::ended() {
   static_cast<void>(process_.wait_until(steady_clock::now() + kReapMax));
   const auto& end = process_.poll();
   return {Errc::kClosed,
-          "the process that forks job processes " + (end ? end->spoken() : "closed its channel to the server")};
+          "the process that forks job processes " + (end ? end->describe() : "closed its channel to the server")};
 }
 
 Result<WarmFacts> WarmProcess::wait_until_ready(steady_clock::time_point deadline) {

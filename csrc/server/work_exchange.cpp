@@ -23,7 +23,7 @@ Result<std::shared_ptr<const PoolWork>> WorkExchange::next(Deadline deadline) {
 
 void WorkExchange::finish(PoolResult result) {
   MutexLock lock(mutex_);
-  wished_blob_.reset();
+  requested_blob_.reset();
   if (!std::exchange(is_in_hand_, false) || reason_) return;
   PENSTOCK_ASSERT(!result_, "two results of one request");
   result_ = std::move(result);
@@ -32,19 +32,19 @@ void WorkExchange::finish(PoolResult result) {
 
 Result<std::vector<std::byte>> WorkExchange::blob(const wire::BlobId& id, Deadline deadline) {
   MutexLock lock(mutex_);
-  if (wished_blob_ != id) {
-    wished_blob_ = id;
+  if (requested_blob_ != id) {
+    requested_blob_ = id;
     blob_.reset();
     wake();
   }
   for (;;) {
     if (reason_) return *reason_;
     if (blob_) {
-      wished_blob_.reset();
+      requested_blob_.reset();
       return *std::exchange(blob_, std::nullopt);
     }
     if (!is_wanted_) {
-      wished_blob_.reset();
+      requested_blob_.reset();
       return Fault{Errc::kClosed, "this batch is no longer needed"};
     }
     if (!changed_.wait_until(mutex_, deadline) && !blob_ && !reason_ && is_wanted_)
@@ -73,12 +73,12 @@ Standing WorkExchange::standing() const {
   return standing_;
 }
 
-WorkExchange::Asked WorkExchange::take_asked() {
+WorkExchange::Needs WorkExchange::take_needs() {
   MutexLock lock(mutex_);
   return {.result = std::exchange(result_, std::nullopt),
           .wants_work = wants_work_ && !offered_,
           .is_to_drain = is_to_drain_,
-          .blob = blob_ ? std::nullopt : wished_blob_};
+          .blob = blob_ ? std::nullopt : requested_blob_};
 }
 
 void WorkExchange::offer(std::shared_ptr<const PoolWork> work) {
@@ -95,7 +95,7 @@ void WorkExchange::set_wanted(bool is_wanted) {
 
 void WorkExchange::give_blob(const wire::BlobId& id, Result<std::vector<std::byte>> bytes) {
   MutexLock lock(mutex_);
-  if (wished_blob_ != id) return;
+  if (requested_blob_ != id) return;
   blob_ = std::move(bytes);
   changed_.notify_all();
 }

@@ -71,7 +71,7 @@ class WorkExchange final : public Maker, public WorkSource {
     if (waker_ != nullptr) waker_->wake();
   }
 
-  Asked take_asked() override;
+  Needs take_needs() override;
   void offer(std::shared_ptr<const PoolWork> work) override;
   void set_wanted(bool is_wanted) override;
   void give_blob(const wire::BlobId& id, Result<std::vector<std::byte>> bytes) override;
@@ -93,7 +93,7 @@ class WorkExchange final : public Maker, public WorkSource {
   bool is_to_drain_ PENSTOCK_GUARDED_BY(mutex_) = false;
   bool is_in_hand_ PENSTOCK_GUARDED_BY(mutex_) = false;  // work that was given out
   std::optional<PoolResult> result_ PENSTOCK_GUARDED_BY(mutex_);
-  std::optional<wire::BlobId> wished_blob_ PENSTOCK_GUARDED_BY(mutex_);
+  std::optional<wire::BlobId> requested_blob_ PENSTOCK_GUARDED_BY(mutex_);
   std::optional<Result<std::vector<std::byte>>> blob_ PENSTOCK_GUARDED_BY(mutex_);
   std::vector<std::string> notices_ PENSTOCK_GUARDED_BY(mutex_);
   Standing standing_ PENSTOCK_GUARDED_BY(mutex_);

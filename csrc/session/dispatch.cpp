@@ -81,7 +81,7 @@ void Dispatch::drain_worker(WorkerSlot slot, Instant now) {
     handed_back(slot, key, now);
   }
   if (worker.alone && !worker.asked_at.contains(*worker.alone)) worker.alone.reset();
-  tell_if_idle(slot);
+  report_if_idle(slot);
   place(now);
 }
 
@@ -135,9 +135,9 @@ void Dispatch::end_lane(uint32_t epoch, wire::Lane lane, Instant now) {
 
 // ---- Messages from workers
 
-bool Dispatch::was_asked(WorkerSlot slot, wire::BatchKey key) const {
+bool Dispatch::was_requested(WorkerSlot slot, wire::BatchKey key) const {
   const auto found = workers_.find(slot);
-  return found != workers_.end() && found->second.ever_asked.contains(key);
+  return found != workers_.end() && found->second.ever_requested.contains(key);
 }
 
 void Dispatch::started(WorkerSlot slot, wire::BatchKey key) {
@@ -151,18 +151,18 @@ bool Dispatch::answered(WorkerSlot slot, wire::BatchKey key, uint64_t bytes, Ins
   if (found == workers_.end()) return false;
   Worker& worker = found->second;
   if (worker.running == key) worker.running.reset();
-  const bool was_asked = worker.asked_at.contains(key);
-  if (was_asked) {
+  const bool was_requested = worker.asked_at.contains(key);
+  if (was_requested) {
     const Duration time = busy_time(worker, key, now);
     worker.mean.add(time);
     times_.add(time);
   }
   worker.answered_at = now;
   take_from(slot, key);
-  tell_if_idle(slot);
+  report_if_idle(slot);
   const auto request = requests_.find(key);
   // A request that this worker was not asked for, or no longer is, must be answered by another worker.
-  const bool counts = was_asked && request != requests_.end();
+  const bool counts = was_requested && request != requests_.end();
   if (counts) {
     largest_bytes_ = std::max(largest_bytes_, bytes);
     cancel_copies(key, request->second, slot);
@@ -179,7 +179,7 @@ void Dispatch::handed_back(WorkerSlot slot, wire::BatchKey key, Instant now) {
   Request& request = requests_.at(key);
   std::erase(request.workers, slot);
   take_from(slot, key);
-  tell_if_idle(slot);
+  report_if_idle(slot);
   if (request.workers.empty()) {
     ++reissue_count_;
     waiting_.insert(key);
@@ -203,7 +203,7 @@ void Dispatch::place(Instant now) {
       continue;
     }
     at = waiting_.erase(at);
-    ask_of(*slot, key, request, now);
+    request_from(*slot, key, request, now);
   }
 }
 
@@ -245,7 +245,8 @@ bool Dispatch::has_room(const Worker& worker, bool is_recall) const {
   // One more than its depth: the trainer asks for no other batch before it has this one.
   if (is_recall) return worker.outstanding.size() <= depth_max;
   if (worker.outstanding.size() >= depth_max || largest_bytes_ == 0) return false;
-  if (options_.asked_ahead_below < Duration::max() && usual_time(worker) >= options_.asked_ahead_below) return false;
+  if (options_.request_ahead_below < Duration::max() && usual_time(worker) >= options_.request_ahead_below)
+    return false;
   return worker.outstanding.size() + 1 <= worker.credit_bytes / largest_bytes_;
 }
 
@@ -264,7 +265,7 @@ Duration Dispatch::answer_time(const Worker& worker, Instant now) const {
   return mean * (count + 1) - std::min(spent, mean);
 }
 
-void Dispatch::ask_of(WorkerSlot slot, wire::BatchKey key, Request& request, Instant now) {
+void Dispatch::request_from(WorkerSlot slot, wire::BatchKey key, Request& request, Instant now) {
   Worker& worker = workers_.at(slot);
   bool is_lane_start = false;
   if (request.lane != wire::kNoLane) {
@@ -275,11 +276,14 @@ void Dispatch::ask_of(WorkerSlot slot, wire::BatchKey key, Request& request, Ins
   request.is_lane_start = is_lane_start;
   worker.outstanding.push_back(key);
   worker.asked_at.emplace(key, now);
-  worker.ever_asked.insert(key);
-  if (worker.ever_asked.size() > kRememberedCountMax) worker.ever_asked.erase(worker.ever_asked.begin());
+  worker.ever_requested.insert(key);
+  if (worker.ever_requested.size() > kRememberedCountMax) worker.ever_requested.erase(worker.ever_requested.begin());
   request.workers.push_back(slot);
-  commands_.push_back(
-      {.kind = Command::Kind::kAsk, .worker = slot, .key = key, .lane = request.lane, .is_lane_start = is_lane_start});
+  commands_.push_back({.kind = Command::Kind::kSendRequest,
+                       .worker = slot,
+                       .key = key,
+                       .lane = request.lane,
+                       .is_lane_start = is_lane_start});
 }
 
 // The trainer no longer expects this batch from the worker.
@@ -290,10 +294,10 @@ void Dispatch::take_from(WorkerSlot slot, wire::BatchKey key) {
   if (worker.alone == key) worker.alone.reset();
 }
 
-void Dispatch::tell_if_idle(WorkerSlot slot) {
+void Dispatch::report_if_idle(WorkerSlot slot) {
   Worker& worker = workers_.at(slot);
-  if (!worker.is_draining || worker.is_idle_told || !worker.outstanding.empty()) return;
-  worker.is_idle_told = true;
+  if (!worker.is_draining || worker.is_idle_reported || !worker.outstanding.empty()) return;
+  worker.is_idle_reported = true;
   std::erase_if(lanes_, [&](const auto& lane) { return lane.second == slot; });
   commands_.push_back({.kind = Command::Kind::kIdle, .worker = slot});
 }
@@ -318,7 +322,7 @@ void Dispatch::cancel_copies(wire::BatchKey key, const Request& request, std::op
     if (slot == answerer) continue;
     commands_.push_back({.kind = Command::Kind::kCancel, .worker = slot, .key = key, .has_come = answerer.has_value()});
     take_from(slot, key);
-    tell_if_idle(slot);
+    report_if_idle(slot);
   }
 }
 
@@ -370,7 +374,7 @@ void Dispatch::tick(Instant now) {
     if (!idle) return;
     ++hedge_count_;
     if (request.death_count > 0) workers_.at(*idle).alone = key;
-    ask_of(*idle, key, request, now);
+    request_from(*idle, key, request, now);
   }
 }
 

@@ -77,7 +77,7 @@ struct DispatchOptions {
   uint32_t deaths_max = 3;
   // A worker whose batches take longer, by its mean, is asked for one at a time: the next request waits for the first
   // free worker.
-  Duration asked_ahead_below = Duration::max();
+  Duration request_ahead_below = Duration::max();
   bool hedges = true;
   // Workers do not report which request they have started: any outstanding batch of a dead worker may be to blame.
   bool blames_all = false;
@@ -127,12 +127,12 @@ class Dispatch {
 
   struct Command {
     enum class Kind : uint8_t {
-      kAsk,     // send this request to the worker
-      kCancel,  // the worker's answer is no longer wanted: the batch was taken back, or has arrived
-      kFail,    // too many workers died during this request
-      kIdle,    // a worker that is being drained has no outstanding requests left
+      kSendRequest,  // send this request to the worker
+      kCancel,       // the worker's answer is no longer wanted: the batch was taken back, or has arrived
+      kFail,         // too many workers died during this request
+      kIdle,         // a worker that is being drained has no outstanding requests left
     };
-    Kind kind = Kind::kAsk;
+    Kind kind = Kind::kSendRequest;
     WorkerSlot worker = 0;
     wire::BatchKey key{};
     wire::Lane lane = wire::kNoLane;
@@ -168,7 +168,7 @@ class Dispatch {
   void end_lane(uint32_t epoch, wire::Lane lane, Instant now);
 
   // Whether the worker was ever asked for this. Answers to requests that were taken back may still arrive.
-  bool was_asked(WorkerSlot slot, wire::BatchKey key) const;
+  bool was_requested(WorkerSlot slot, wire::BatchKey key) const;
 
   // Messages from workers.
   void started(WorkerSlot slot, wire::BatchKey key);
@@ -206,12 +206,12 @@ class Dispatch {
   struct Worker {
     uint64_t credit_bytes = 0;
     bool is_draining = false;
-    bool is_idle_told = false;
+    bool is_idle_reported = false;
     std::vector<wire::BatchKey> outstanding;  // in the order in which they were sent
     std::map<wire::BatchKey, Instant> asked_at;
-    std::set<wire::BatchKey> ever_asked;    // the latest kRememberedCountMax
-    std::optional<wire::BatchKey> running;  // started and not answered
-    Instant answered_at{};                  // time of the last answer, or of the worker's addition
+    std::set<wire::BatchKey> ever_requested;  // the latest kRememberedCountMax
+    std::optional<wire::BatchKey> running;    // started and not answered
+    Instant answered_at{};                    // time of the last answer, or of the worker's addition
     MeanTime mean;
     std::optional<wire::BatchKey> alone;  // it receives no other requests
   };
@@ -236,9 +236,9 @@ class Dispatch {
   bool has_room(const Worker& worker, bool is_recall) const;
   Duration usual_time(const Worker& worker) const;
   Duration answer_time(const Worker& worker, Instant now) const;
-  void ask_of(WorkerSlot slot, wire::BatchKey key, Request& request, Instant now);
+  void request_from(WorkerSlot slot, wire::BatchKey key, Request& request, Instant now);
   void take_from(WorkerSlot slot, wire::BatchKey key);
-  void tell_if_idle(WorkerSlot slot);
+  void report_if_idle(WorkerSlot slot);
   void fail(wire::BatchKey key);
   void cancel_copies(wire::BatchKey key, const Request& request, std::optional<WorkerSlot> answerer = std::nullopt);
   std::optional<WorkerSlot> idle_worker() const;

@@ -70,7 +70,7 @@ class RemakeClock {
 // How long a worker follows the last orders of a silent controller. Meanwhile the trainer that it serves, and the one
 // that it was assigned to, may connect; a trainer that was promised the worker by a controller that died before the
 // worker learned of it may not.
-constexpr Duration kOrdersGoodFor = std::chrono::seconds(10);
+constexpr Duration kOrdersValidity = std::chrono::seconds(10);
 
 // Determines when a report is due. A value type.
 class ReportClock {
@@ -99,7 +99,7 @@ class ReportClock {
 
   Instant due_at() const { return due_at_; }
   // The time since the controller's last message.
-  Duration silence(Instant now) const { return now - heard_at_; }
+  Duration time_since_answer(Instant now) const { return now - heard_at_; }
 
  private:
   Instant due_at_;
@@ -151,7 +151,7 @@ class WorkerEnrolment {
   }
 
   void tick(WorkerSession& session, Instant now) const {
-    if (clock.silence(now) >= kOrdersGoodFor) session.serve_anyone();
+    if (clock.time_since_answer(now) >= kOrdersValidity) session.serve_anyone();
   }
 
   uint64_t worker_id() const { return worker_id_; }

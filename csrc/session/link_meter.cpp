@@ -41,15 +41,16 @@ void LinkMeter::note_batch(uint64_t worker_id, Duration sent_at, uint64_t bytes,
   note_message(worker_id, sent_at, now);
   Clock& clock = clocks_[worker_id];
   const Instant made_at{sent_at + clock.difference()};
-  const Instant began = std::min(std::max({made_at, clock.last_came, now - kCrossingAgeMax}), now - kCrossingTimeMin);
-  clock.last_came = now;
-  if (is_narrow) slow_narrow_count_ = now - began >= kTellingTimeMin ? slow_narrow_count_ + 1 : 0;
-  const bool tells_rate = !is_narrow || slow_narrow_count_ > kSlowNarrowCountMin;
-  if (tells_rate) crossings_.push_back({.began = began, .ended = now, .bytes = bytes});
+  const Instant began =
+      std::min(std::max({made_at, clock.last_arrival, now - kCrossingAgeMax}), now - kCrossingTimeMin);
+  clock.last_arrival = now;
+  if (is_narrow) slow_narrow_count_ = now - began >= kMeasurableTimeMin ? slow_narrow_count_ + 1 : 0;
+  const bool is_rate_sample = !is_narrow || slow_narrow_count_ > kSlowNarrowCountMin;
+  if (is_rate_sample) crossings_.push_back({.began = began, .ended = now, .bytes = bytes});
   while (crossings_.size() > kCrossingCountMax ||
          (!crossings_.empty() && now - crossings_.front().ended > kCrossingAgeMax))
     crossings_.pop_front();
-  is_outdated_ = crossings_.size() < kCrossingCountMin && (is_outdated_ || !tells_rate);
+  is_outdated_ = crossings_.size() < kCrossingCountMin && (is_outdated_ || !is_rate_sample);
 }
 
 std::optional<Instant> LinkMeter::written_at(uint64_t worker_id, Duration sent_at) const {

@@ -35,8 +35,8 @@ constexpr Duration kClockWindow = std::chrono::seconds(10);
 constexpr size_t kCrossingCountMin = 2;
 // Shorter crossings may be due to thread scheduling alone. On loopback, with busy cores, 17 kB took 0.1 ms and 1 MB 1
 // ms.
-constexpr Duration kTellingTimeMin = std::chrono::milliseconds(1);
-// A compressed batch counts only after this many in a row that took at least kTellingTimeMin: a single one may have
+constexpr Duration kMeasurableTimeMin = std::chrono::milliseconds(1);
+// A compressed batch counts only after this many in a row that took at least kMeasurableTimeMin: a single one may have
 // waited for a thread and not for the link.
 constexpr uint32_t kSlowNarrowCountMin = 8;
 
@@ -72,7 +72,7 @@ class LinkMeter {
     Instant window_began{};
     std::optional<Duration> least{};
     std::optional<Duration> least_before{};
-    Instant last_came{};  // arrival of the previous batch's last byte
+    Instant last_arrival{};  // arrival of the previous batch's last byte
   };
   struct Crossing {
     Instant began{};

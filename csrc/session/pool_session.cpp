@@ -88,7 +88,7 @@ void PoolSession::name_waiting(std::span<const wire::RosterEntry> entries) {
 
 size_t PoolSession::silent_count() const {
   return static_cast<size_t>(
-      std::count_if(peers_.begin(), peers_.end(), [](const auto& item) { return !item.second.has_spoken; }));
+      std::count_if(peers_.begin(), peers_.end(), [](const auto& item) { return !item.second.has_responded; }));
 }
 
 void PoolSession::connect_to_waiting(Instant now) {
@@ -111,7 +111,7 @@ void PoolSession::end_silent_turns(Instant now) {
   if (waiting_.empty()) return;
   std::vector<wire::RosterEntry> silent;
   for (const auto& [worker_id, peer] : peers_) {
-    if (!peer.has_spoken && now - peer.named_at >= kSilentTurn && silent.size() < waiting_.size())
+    if (!peer.has_responded && now - peer.named_at >= kSilentTurn && silent.size() < waiting_.size())
       silent.push_back({.worker_id = worker_id, .incarnation = peer.incarnation});
   }
   for (const wire::RosterEntry& entry : silent) {
@@ -134,7 +134,7 @@ void PoolSession::greet(uint64_t worker_id, Peer& peer, Instant now) {
   // A request that waits for a welcome is outstanding in the dispatch, but was never sent on any link.
   const auto is_delayed = [&](wire::BatchKey key) {
     return std::any_of(peer.delayed.begin(), peer.delayed.end(), [&](const Dispatch::Command& command) {
-      return command.kind == Dispatch::Command::Kind::kAsk && command.key == key;
+      return command.kind == Dispatch::Command::Kind::kSendRequest && command.key == key;
     });
   };
   std::vector<wire::BatchKey> repeated;
@@ -174,7 +174,7 @@ void PoolSession::welcome(uint64_t worker_id, Peer& peer, bool is_fresh, Instant
     dispatch_.lose_worker(*std::exchange(peer.slot, std::nullopt), Loss::kSilent, now);
   }
   for (const Dispatch::Command& command : std::exchange(peer.delayed, {})) {
-    if (command.kind == Dispatch::Command::Kind::kAsk) {
+    if (command.kind == Dispatch::Command::Kind::kSendRequest) {
       if (dispatch_.is_unanswered(command.key)) send_request(worker_id, peer, command.key);
     } else {
       send(worker_id, peer, {.kind = wire::ToWorker::Kind::kCancel, .key = command.key});
@@ -192,7 +192,7 @@ void PoolSession::welcome(uint64_t worker_id, Peer& peer, bool is_fresh, Instant
 
 // Ends the link: from here on its messages no longer count.
 void PoolSession::lose(Peer& peer, Loss loss, Instant retry_at, Instant now) {
-  peer.state = State::kApart;
+  peer.state = State::kUnlinked;
   peer.hello_at = retry_at;
   peer.delayed.clear();
   if (!peer.slot) return;
@@ -225,7 +225,7 @@ bool PoolSession::is_in_force(uint64_t worker_id, uint32_t link) const {
 }
 
 bool PoolSession::is_in_force(const Peer& peer, uint32_t link) {
-  return link == peer.link.number() && peer.state != State::kApart;
+  return link == peer.link.number() && peer.state != State::kUnlinked;
 }
 
 bool PoolSession::receive(uint64_t worker_id, const wire::ToTrainer& message, uint64_t bytes, Instant now) {
@@ -233,7 +233,7 @@ bool PoolSession::receive(uint64_t worker_id, const wire::ToTrainer& message, ui
   if (found == peers_.end()) return false;
   Peer& peer = found->second;
   peer.renewal.heard(now);
-  if (!std::exchange(peer.has_spoken, true)) connect_to_waiting(now);
+  if (!std::exchange(peer.has_responded, true)) connect_to_waiting(now);
   if (message.link >= next_link_) {
     distrust(worker_id, std::nullopt, "it sent a message on a connection that was never opened", now);
     return false;
@@ -241,7 +241,7 @@ bool PoolSession::receive(uint64_t worker_id, const wire::ToTrainer& message, ui
   if (!is_in_force(peer, message.link)) return false;
   // A refusal answers a hello. After a welcome, accepting it would make this trainer greet the worker again for ever.
   if (message.kind == wire::ToTrainer::Kind::kRefused && peer.state == State::kOpen) {
-    distrust(worker_id, std::nullopt, "it refused a connection that it had accepted", now, Wrong::kPerhapsOnTheWay);
+    distrust(worker_id, std::nullopt, "it refused a connection that it had accepted", now, Wrong::kMaybeInFlight);
     return false;
   }
   if (message.kind == wire::ToTrainer::Kind::kRefused || message.kind == wire::ToTrainer::Kind::kDeclined) {
@@ -272,7 +272,7 @@ bool PoolSession::receive(uint64_t worker_id, const wire::ToTrainer& message, ui
   peer.has_answer_waiting = false;
   const bool is_of_request = message.kind == Kind::kStarted || message.kind == Kind::kAnswer ||
                              message.kind == Kind::kHandedBack || message.kind == Kind::kDied;
-  if (is_of_request && peer.slot && !dispatch_.was_asked(*peer.slot, message.key)) {
+  if (is_of_request && peer.slot && !dispatch_.was_requested(*peer.slot, message.key)) {
     distrust(worker_id, std::nullopt, "it answered " + to_text(message.key) + ", which was not requested from it", now);
     return false;
   }
@@ -335,7 +335,7 @@ void PoolSession::answer_waits(uint64_t worker_id) {
 bool PoolSession::distrust(uint64_t worker_id, std::optional<wire::BatchKey> asked, std::string reason, Instant now,
                            Wrong wrong) {
   const auto found = peers_.find(worker_id);
-  if (found == peers_.end() || found->second.state == State::kApart) return false;
+  if (found == peers_.end() || found->second.state == State::kUnlinked) return false;
   const bool is_to_blame = wrong == Wrong::kByWorker || ++found->second.doubt_count > kDoubtCountMax;
   const bool is_dismissed = end_for(worker_id, found->second, asked, std::move(reason), is_to_blame, now);
   carry_out(now);
@@ -347,7 +347,7 @@ bool PoolSession::has_other(uint64_t worker_id, Instant now) const {
   return std::any_of(peers_.begin(), peers_.end(), [&](const auto& item) {
     const Peer& peer = item.second;
     const bool is_usable = !peer.has_declined && !peer.is_leaving && !peer.is_withdrawn;
-    const bool is_coming = !peer.has_spoken && now - peer.named_at < kSilentTurn;
+    const bool is_coming = !peer.has_responded && now - peer.named_at < kSilentTurn;
     return item.first != worker_id && is_usable && (peer.state == State::kOpen || is_coming);
   });
 }
@@ -381,7 +381,7 @@ bool PoolSession::end_for(uint64_t worker_id, Peer& peer, std::optional<wire::Ba
 
 void PoolSession::died(uint64_t worker_id, Instant now) {
   const auto found = peers_.find(worker_id);
-  if (found == peers_.end() || found->second.state == State::kApart) return;
+  if (found == peers_.end() || found->second.state == State::kUnlinked) return;
   Peer& peer = found->second;
   if (peer.slot && !peer.is_leaving) peer.blamed = dispatch_.running(*peer.slot);
   lose(peer, peer.is_leaving ? Loss::kLeft : Loss::kDied, now + kDiedPause, now);
@@ -402,7 +402,7 @@ void PoolSession::leave(Instant now) {
     Peer& peer = peers_.begin()->second;
     // Even a worker that serves another trainer by now may keep the process of this trainer's job.
     const bool is_served = served_.erase(worker_id) > 0;
-    if (is_served || peer.state != State::kApart) send(worker_id, peer, {.kind = wire::ToWorker::Kind::kBye});
+    if (is_served || peer.state != State::kUnlinked) send(worker_id, peer, {.kind = wire::ToWorker::Kind::kBye});
     lose(peer, Loss::kLeft, now, now);
     part_from(worker_id);
   }
@@ -452,7 +452,7 @@ void PoolSession::carry_out(Instant now) {
         part_from(worker_id);
       } else if (peer.state != State::kOpen) {
         peer.delayed.push_back(command);
-      } else if (command.kind == Dispatch::Command::Kind::kAsk) {
+      } else if (command.kind == Dispatch::Command::Kind::kSendRequest) {
         if (dispatch_.is_unanswered(command.key)) send_request(worker_id, peer, command.key);
       } else {
         send(worker_id, peer, {.kind = wire::ToWorker::Kind::kCancel, .key = command.key});
@@ -484,7 +484,7 @@ wire::ToWorker PoolSession::stamped(Peer& peer, wire::ToWorker message) const {
 
 void PoolSession::tick(Instant now) {
   for (auto& [worker_id, peer] : peers_) {
-    if (peer.state == State::kApart) continue;
+    if (peer.state == State::kUnlinked) continue;
     // A worker only responds to messages. If this trainer is late with its own, for example after its process was
     // stopped, it caused the silence since then.
     const Instant due_at = peer.state == State::kOpen ? peer.ping_at : peer.hello_at;
@@ -516,9 +516,9 @@ void PoolSession::tick(Instant now) {
 std::optional<Instant> PoolSession::next_tick() const {
   std::optional<Instant> next = dispatch_.next_tick();
   for (const auto& [worker_id, peer] : peers_) {
-    if (peer.state != State::kApart) next = earlier(next, peer.heard_at + kLease);
+    if (peer.state != State::kUnlinked) next = earlier(next, peer.heard_at + kLease);
     if (!peer.has_declined) next = earlier(next, peer.state == State::kOpen ? peer.ping_at : peer.hello_at);
-    if (!peer.has_spoken && !waiting_.empty()) next = earlier(next, peer.named_at + kSilentTurn);
+    if (!peer.has_responded && !waiting_.empty()) next = earlier(next, peer.named_at + kSilentTurn);
   }
   return next;
 }

@@ -96,7 +96,7 @@ class PoolSession {
   // An answer of the worker has arrived, but its chunks have not. It is received once they have.
   void answer_waits(uint64_t worker_id);
   // The origin of an invalid message: the worker, whose key or seal it carries, or possibly a third party in transit.
-  enum class Wrong : uint8_t { kByWorker, kPerhapsOnTheWay };
+  enum class Wrong : uint8_t { kByWorker, kMaybeInFlight };
   // The worker sent an invalid message, or an invalid answer to its request `asked`; without `asked`, the request is
   // the one that the worker works on. The link ends. If there is another worker, it makes this worker's outstanding
   // batches, and a worker that is to blame is dismissed: it is not greeted again. A worker is to blame, too, if more
@@ -135,20 +135,20 @@ class PoolSession {
 
  private:
   enum class State : uint8_t {
-    kApart,     // no link; the next hello is due at `hello_at`
+    kUnlinked,  // no link; the next hello is due at `hello_at`
     kGreeting,  // waiting for the answer to a hello
     kOpen,
   };
   struct Peer {
     uint32_t incarnation = 0;
-    State state = State::kApart;
+    State state = State::kUnlinked;
     Link link;
     std::optional<WorkerSlot> slot;         // while the dispatch uses it
     std::optional<wire::BatchKey> blamed;   // for the worker's death, until the worker is heard again
     std::deque<Dispatch::Command> delayed;  // until the worker has answered the hello
     bool is_withdrawn = false;
     bool is_leaving = false;
-    bool has_spoken = false;
+    bool has_responded = false;
     Instant named_at{};  // start of its turn
     bool has_answer_waiting = false;
     uint32_t remade_count = 0;  // consecutive links that were replaced, and ended without an answer that counts

@@ -15,7 +15,7 @@ void WorkerSession::receive(const wire::ToWorker& message, Instant now) {
   if (message.kind == wire::ToWorker::Kind::kHello) return greet(message, now);
   if (!tenant_ || tenant_->trainer_id != message.trainer_id) {
     // A goodbye to a forgotten trainer needs no answer.
-    if (message.kind != wire::ToWorker::Kind::kBye) answer_stranger(message, wire::ToTrainer::Kind::kBroken);
+    if (message.kind != wire::ToWorker::Kind::kBye) answer_unlinked(message, wire::ToTrainer::Kind::kBroken);
     return;
   }
   // A trainer that leaves for good needs no more of this link, even if messages were lost on it before.
@@ -25,7 +25,7 @@ void WorkerSession::receive(const wire::ToWorker& message, Instant now) {
     case Link::Receipt::kGap:
       tenant_->is_broken = true;
       tenant_->heard_at = now;
-      return answer_stranger(message, wire::ToTrainer::Kind::kBroken);
+      return answer_unlinked(message, wire::ToTrainer::Kind::kBroken);
     case Link::Receipt::kNext: break;
   }
   tenant_->heard_at = now;
@@ -42,12 +42,12 @@ void WorkerSession::receive(const wire::ToWorker& message, Instant now) {
 }
 
 void WorkerSession::greet(const wire::ToWorker& hello, Instant now) {
-  if (is_declined(hello.trainer_id)) return answer_stranger(hello, wire::ToTrainer::Kind::kDeclined);
+  if (is_declined(hello.trainer_id)) return answer_unlinked(hello, wire::ToTrainer::Kind::kDeclined);
   const bool is_known = tenant_ && tenant_->trainer_id == hello.trainer_id;
   if (is_past(hello)) return;
   const bool is_assigned = assigned_id_.value_or(hello.trainer_id) == hello.trainer_id;
   if (!is_known && (is_draining_ || tenant_ || !is_assigned))
-    return answer_stranger(hello, wire::ToTrainer::Kind::kRefused);
+    return answer_unlinked(hello, wire::ToTrainer::Kind::kRefused);
   // A hello that continues a link may refer to one from before this worker forgot the trainer, if the welcome sent
   // after that was lost.
   const bool is_fresh = !is_known || tenant_->is_fresh || !hello.is_continued;
@@ -57,7 +57,7 @@ void WorkerSession::greet(const wire::ToWorker& hello, Instant now) {
   tenant_->is_fresh = is_fresh;
   if (tenant_->link.receive(hello.link, hello.stamp) != Link::Receipt::kNext) {
     tenant_->is_broken = true;
-    return answer_stranger(hello, wire::ToTrainer::Kind::kBroken);
+    return answer_unlinked(hello, wire::ToTrainer::Kind::kBroken);
   }
   queue_.clear();
   for (auto& [key, is_claimed] : held_) is_claimed = false;
@@ -172,7 +172,7 @@ void WorkerSession::assign(uint64_t trainer_id, bool is_to_part) {
   assigned_id_ = trainer_id;
   if (!is_to_part || !tenant_ || tenant_->trainer_id == trainer_id) return;
   // The trainer requests its outstanding batches from others as soon as it knows.
-  tell_unstamped(wire::ToTrainer::Kind::kBroken);
+  send_unstamped(wire::ToTrainer::Kind::kBroken);
   abandon();
 }
 
@@ -192,7 +192,7 @@ void WorkerSession::lose_process(uint64_t trainer_id) {
   if (is_wanted() && !tenant_->is_broken) {
     send(wire::ToTrainer::Kind::kDied, running_->key);
   } else {
-    tell_unstamped(wire::ToTrainer::Kind::kBroken);
+    send_unstamped(wire::ToTrainer::Kind::kBroken);
   }
   running_.reset();
   abandon();
@@ -200,7 +200,7 @@ void WorkerSession::lose_process(uint64_t trainer_id) {
 
 void WorkerSession::decline() {
   if (!tenant_) return;
-  tell_unstamped(wire::ToTrainer::Kind::kDeclined);
+  send_unstamped(wire::ToTrainer::Kind::kDeclined);
   declined_.push_back(tenant_->trainer_id);
   if (declined_.size() > wire::kDeclinedCountMax) declined_.pop_front();
   abandon();
@@ -222,15 +222,15 @@ void WorkerSession::send(wire::ToTrainer::Kind kind, wire::BatchKey key, bool is
                                    .is_fresh = is_fresh}});
 }
 
-void WorkerSession::answer_stranger(const wire::ToWorker& message, wire::ToTrainer::Kind kind) {
+void WorkerSession::answer_unlinked(const wire::ToWorker& message, wire::ToTrainer::Kind kind) {
   commands_.push_back({.kind = Command::Kind::kSend,
                        .trainer_id = message.trainer_id,
                        .message = {.kind = kind, .link = message.link}});
 }
 
 // Accepted even if messages on the trainer's link were lost.
-void WorkerSession::tell_unstamped(wire::ToTrainer::Kind kind) {
-  answer_stranger({.trainer_id = tenant_->trainer_id, .link = tenant_->link.number()}, kind);
+void WorkerSession::send_unstamped(wire::ToTrainer::Kind kind) {
+  answer_unlinked({.trainer_id = tenant_->trainer_id, .link = tenant_->link.number()}, kind);
 }
 
 size_t WorkerSession::claimed_count() const {

@@ -158,8 +158,8 @@ class WorkerSession {
   bool is_running(const wire::ToWorker& request) const;
   void cancel(wire::BatchKey key);
   void send(wire::ToTrainer::Kind kind, wire::BatchKey key = {}, bool is_fresh = false);
-  void answer_stranger(const wire::ToWorker& message, wire::ToTrainer::Kind kind);
-  void tell_unstamped(wire::ToTrainer::Kind kind);
+  void answer_unlinked(const wire::ToWorker& message, wire::ToTrainer::Kind kind);
+  void send_unstamped(wire::ToTrainer::Kind kind);
   void drop_held(wire::BatchKey key);
   void drop_unclaimed();
 

@@ -54,7 +54,7 @@ class SlabPool {
   Result<SlabRegion> acquire_now(uint64_t bytes, uint64_t backed_bytes);
 
   // The same in a separate arena, so that a size that may not belong to a batch leaves the lasting arena unchanged.
-  Result<SlabRegion> acquire_apart(uint64_t bytes, uint64_t backed_bytes) {
+  Result<SlabRegion> acquire_separate(uint64_t bytes, uint64_t backed_bytes) {
     return make_transient(bytes, backed_bytes);
   }
 

@@ -14,12 +14,12 @@
 namespace penstock::wire {
 namespace {
 
-enum class Kind : uint8_t { kWish = 1, kPiece = 2, kUnknown = 3 };
+enum class Kind : uint8_t { kRequest = 1, kPiece = 2, kUnknown = 3 };
 
 struct BlobHead {
   uint32_t magic = kBlobMagic;
   uint16_t version = kBlobVersion;
-  Kind kind = Kind::kWish;
+  Kind kind = Kind::kRequest;
   uint8_t reserved = 0;
   BlobId id{};
   uint64_t offset = 0;
@@ -50,8 +50,8 @@ bool is_blob_message(std::span<const std::byte> part) {
 }
 
 std::vector<std::byte> write_blob_message(const BlobMessage& message) {
-  if (const auto* wish = std::get_if<BlobWish>(&message))
-    return bytes_of({.kind = Kind::kWish, .id = wish->id, .offset = wish->offset});
+  if (const auto* request = std::get_if<BlobRequest>(&message))
+    return bytes_of({.kind = Kind::kRequest, .id = request->id, .offset = request->offset});
   if (const auto* piece = std::get_if<BlobPiece>(&message))
     return bytes_of(
         {.kind = Kind::kPiece, .id = piece->id, .offset = piece->offset, .total_bytes = piece->total_bytes});
@@ -72,10 +72,10 @@ Result<BlobMessage> parse_blob_message(std::span<const std::byte> part, uint64_t
   if ((head.kind == Kind::kPiece) != (piece_bytes > 0))
     return malformed_blob("a chunk and its bytes must be sent together");
   switch (head.kind) {
-    case Kind::kWish:
+    case Kind::kRequest:
       if (head.total_bytes != 0) return malformed_blob("a request must not have a size");
       if (head.offset >= kBlobBytesMax) return malformed_blob("a request is beyond the maximum blob size");
-      return BlobMessage(BlobWish{.id = head.id, .offset = head.offset});
+      return BlobMessage(BlobRequest{.id = head.id, .offset = head.offset});
     case Kind::kPiece:
       if (piece_bytes > kBlobPieceBytesMax || head.total_bytes > kBlobBytesMax || head.offset > head.total_bytes ||
           piece_bytes > head.total_bytes - head.offset)

@@ -36,11 +36,11 @@ std::span<const BlobId> blob_ids(std::span<const std::byte> bytes);
 // To a trainer: requests the chunk that starts at `offset`. The worker requests a blob chunk by chunk, at its own pace,
 // and repeats the request for missing chunks; neither side keeps state about the other. Messages about blobs do not
 // belong to a link.
-struct BlobWish {
+struct BlobRequest {
   BlobId id{};
   uint64_t offset = 0;
 
-  friend bool operator==(const BlobWish&, const BlobWish&) = default;
+  friend bool operator==(const BlobRequest&, const BlobRequest&) = default;
 };
 
 // To a worker, before a second part of at most kBlobPieceBytesMax: the chunk that starts at `offset`, of `total_bytes`.
@@ -59,7 +59,7 @@ struct BlobUnknown {
   friend bool operator==(const BlobUnknown&, const BlobUnknown&) = default;
 };
 
-using BlobMessage = std::variant<BlobWish, BlobPiece, BlobUnknown>;
+using BlobMessage = std::variant<BlobRequest, BlobPiece, BlobUnknown>;
 
 // Whether a message's first part starts like these messages, and not like a message of pool_record.h.
 bool is_blob_message(std::span<const std::byte> part);

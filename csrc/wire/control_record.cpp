@@ -143,7 +143,7 @@ void fields(Visitor& visit, TrainerRoster& m) {
   visit(m.declines, kRosterDeclineCountMax);
 }
 template <typename Visitor>
-void fields(Visitor& visit, Farewell& m) {
+void fields(Visitor& visit, Deregistration& m) {
   visit(m.id);
   visit(m.is_worker);
   visit(m.secret);

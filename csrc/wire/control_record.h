@@ -33,12 +33,12 @@ static_assert(kRosterCountMax * (kControlNameBytesMax + 64) + kRosterDeclineCoun
 static_assert(kEngineWorkerCountMax * (kWorkerNameBytesMax + 8) + 4 * kControlReasonBytesMax < kControlBytesMax);
 
 // A worker or a trainer ends voluntarily.
-struct Farewell {
+struct Deregistration {
   uint64_t id = 0;
   bool is_worker = false;
   RunSecret secret{};
 
-  friend bool operator==(const Farewell&, const Farewell&) = default;
+  friend bool operator==(const Deregistration&, const Deregistration&) = default;
 };
 struct StatusRequest {
   friend bool operator==(const StatusRequest&, const StatusRequest&) = default;
@@ -108,9 +108,9 @@ struct EndAnswer {
   friend bool operator==(const EndAnswer&, const EndAnswer&) = default;
 };
 
-using ControlMessage = std::variant<WorkerReport, WorkerOrders, TrainerReport, TrainerRoster, Farewell, StatusRequest,
-                                    Status, DrainRequest, DrainAnswer, Refusal, ScaleReport, ScaleOrders, EndRequest,
-                                    EndAnswer, CostsRequest, Costs, PlanReport, PlanRequest, PlanAnswer>;
+using ControlMessage = std::variant<WorkerReport, WorkerOrders, TrainerReport, TrainerRoster, Deregistration,
+                                    StatusRequest, Status, DrainRequest, DrainAnswer, Refusal, ScaleReport, ScaleOrders,
+                                    EndRequest, EndAnswer, CostsRequest, Costs, PlanReport, PlanRequest, PlanAnswer>;
 
 // Texts and rosters above their caps are truncated.
 std::vector<std::byte> write_control(const ControlMessage& message);

@@ -60,7 +60,7 @@ struct FromJobHead {
   SampleTimes samples{};
   uint32_t sample_count = 0;
   uint32_t arena_id = 0;
-  uint64_t dataset_size = kSizeUntold;
+  uint64_t dataset_size = kSizeUnknown;
   uint32_t slab_index = 0;
   uint32_t generation = 0;
   uint64_t slab_bytes = 0;
@@ -92,7 +92,7 @@ Result<Head> read_job_head(std::span<const std::byte> part, uint32_t magic, uint
                                 .version = kJobVersion,
                                 .kind_max = kind_max,
                                 .subject = subject,
-                                .remedy = "both processes must use the same installation of penstock"});
+                                .hint = "both processes must use the same installation of penstock"});
 }
 
 // Takes `bytes` from the front of `body`. Empty if it has fewer.
@@ -223,8 +223,8 @@ std::array<std::byte, kFromJobHeadBytes> from_job_head(const FromJob& message) {
 }
 
 std::vector<std::byte> write_from_job(const FromJob& message) {
-  const bool is_wish = message.kind == FromJob::Kind::kBlobWish;
-  const auto blob = is_wish ? std::span<const std::byte>(message.blob) : std::span<const std::byte>();
+  const bool is_blob_request = message.kind == FromJob::Kind::kBlobRequest;
+  const auto blob = is_blob_request ? std::span<const std::byte>(message.blob) : std::span<const std::byte>();
   return message_of(head_of(message), {blob, message.text, message.state});
 }
 
@@ -265,7 +265,7 @@ Result<FromJob> parse_from_job(std::span<const std::byte> part, uint64_t body_by
                                       " bytes of texts and states, above the cap of " + std::to_string(body_bytes_max)};
   }
   auto body = part.subspan(sizeof head);
-  const auto blob = take_front(body, kind == FromJob::Kind::kBlobWish ? sizeof(BlobId) : 0);
+  const auto blob = take_front(body, kind == FromJob::Kind::kBlobRequest ? sizeof(BlobId) : 0);
   const auto text = blob ? take_front(body, head.text_bytes) : std::nullopt;
   const auto state = text ? take_front(body, head.state_bytes) : std::nullopt;
   if (!state) return malformed(kSubject, "it is shorter than the length in its header");

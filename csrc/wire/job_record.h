@@ -90,10 +90,10 @@ Result<ToJob> parse_to_job(std::span<const std::byte> part);
 
 struct FromJob {
   enum class Kind : uint8_t {
-    kResult = 1,  // the outcome of the work, by `answer`; a batch lies in the slab of `place`, or in `payload`
-    kGivenUp,     // no longer wanted
-    kDeclined,    // this trainer's batches cannot be made here; reason: `text`
-    kBlobWish,    // `blob` is needed
+    kResult = 1,   // the outcome of the work, by `answer`; a batch lies in the slab of `place`, or in `payload`
+    kGivenUp,      // no longer wanted
+    kDeclined,     // this trainer's batches cannot be made here; reason: `text`
+    kBlobRequest,  // `blob` is needed
     // From a local worker.
     kReady,   // its first message: it accepts work
     kStates,  // `state` has the requested states of its shards
@@ -109,11 +109,11 @@ struct FromJob {
   uint32_t prefix_time = 0;
   SampleTimes samples{};
   uint32_t sample_count = 0;
-  uint64_t dataset_size = kSizeUntold;
+  uint64_t dataset_size = kSizeUnknown;
   // The location of the batch, from the start of the slab.
   std::optional<SlabPlace> place = {};
   bool is_new_arena = false;  // its descriptor is attached, before the descriptors of files
-  BlobId blob{};              // of kBlobWish
+  BlobId blob{};              // of kBlobRequest
   std::span<const std::byte> text = {};
   std::span<const std::byte> state = {};
   std::span<const std::byte> payload = {};  // of a batch without a slab

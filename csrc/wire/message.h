@@ -189,7 +189,7 @@ constexpr size_t kPartCountMax = 8;
 constexpr uint64_t kPartBytesMax = uint64_t{8} << 20;
 constexpr uint64_t kMessageBytesMax = kPartBytesMax + (uint64_t{64} << 10);
 // The frames of a handshake must fit as well.
-constexpr uint64_t kPartBytesMaxLeast = 1024;
+constexpr uint64_t kPartBytesLimitMin = 1024;
 
 // The limits of messages on a connection. Both sides have the same limits, since libzmq silently drops a message above
 // the receiver's limit, and the connection with it.
@@ -208,7 +208,7 @@ struct HeadRules {
   uint16_t version = 0;
   uint8_t kind_max = 0;
   std::string_view subject{};  // names the message, as for malformed()
-  std::string_view remedy = "run the same version of penstock on both sides";
+  std::string_view hint = "run the same version of penstock on both sides";
 };
 
 // The head of `part`, with its magic, version, length and kind checked against `rules`. kMismatch for another version.
@@ -221,7 +221,7 @@ Result<Head> read_head(std::span<const std::byte> part, const HeadRules& rules) 
   if (is_ours && head.version != rules.version) {
     return Fault{Errc::kMismatch, std::string(rules.subject) + " has version " + std::to_string(head.version) +
                                       ", but this process uses version " + std::to_string(rules.version) + "; " +
-                                      std::string(rules.remedy)};
+                                      std::string(rules.hint)};
   }
   if (part.size() < sizeof head) return malformed(rules.subject, std::to_string(part.size()) + " bytes long");
   if (!is_ours) return malformed(rules.subject, "its magic number is wrong");

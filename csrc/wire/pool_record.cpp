@@ -67,7 +67,7 @@ struct ToTrainerHead {
   uint32_t sample_count = 0;
   SampleTimes samples{};
   uint32_t zero = 0;
-  uint64_t dataset_size = kSizeUntold;
+  uint64_t dataset_size = kSizeUnknown;
 };
 static_assert(sizeof(ToTrainerHead) == kToTrainerHeadBytes);
 

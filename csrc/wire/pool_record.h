@@ -85,9 +85,9 @@ struct PoolRequest {
 };
 
 // The size of a worker's dataset, sent with a batch to a trainer without a dataset: the number of samples, kNoSize for
-// an iterable one, or kSizeUntold.
-constexpr uint64_t kSizeUntold = ~uint64_t{0};
-constexpr uint64_t kNoSize = kSizeUntold - 1;
+// an iterable one, or kSizeUnknown.
+constexpr uint64_t kSizeUnknown = ~uint64_t{0};
+constexpr uint64_t kNoSize = kSizeUnknown - 1;
 
 enum class AnswerKind : uint8_t {
   kNone = 0,   // not an answer
@@ -112,7 +112,7 @@ struct PoolAnswer {
   uint64_t sent_at = 0;       // nanoseconds of the worker's clock, with an arbitrary origin; at most kClockMax
   WorkerMeter meter{};        // when it was sent
   uint32_t sample_count = 0;  // in a batch; 0 for a recall
-  uint64_t dataset_size = kSizeUntold;    // of a batch: of its dataset
+  uint64_t dataset_size = kSizeUnknown;   // of a batch: of its dataset
   std::span<const std::byte> body = {};   // of an error, or the reason for a refusal or a death
   std::span<const std::byte> state = {};  // of the dataset after the batch, or after the error in its place
   std::optional<SealGrant> grant = {};    // of a welcome

@@ -86,10 +86,10 @@ constexpr uint32_t kBatchesAhead = 4;
 
 // The metadata of a batch.
 struct PoolMarks {
-  uint8_t flags = 0;                          // wire::kPoolAnswerFlags
-  std::vector<std::byte> state{};             // of the dataset after the batch
-  uint32_t sample_count = 0;                  // in the batch
-  uint64_t dataset_size = wire::kSizeUntold;  // as PoolAnswer's
+  uint8_t flags = 0;                           // wire::kPoolAnswerFlags
+  std::vector<std::byte> state{};              // of the dataset after the batch
+  uint32_t sample_count = 0;                   // in the batch
+  uint64_t dataset_size = wire::kSizeUnknown;  // as PoolAnswer's
 };
 
 // The interface for the thread that makes batches in a pool worker, regardless of the source of its work: it allocates

@@ -26,7 +26,8 @@ using wire::ToJob;
 
 namespace {
 
-constexpr std::chrono::seconds kChildrenLook{10};  // interval between checks for ended children, between batches
+constexpr std::chrono::seconds kChildrenCheckInterval{
+    10};  // interval between checks for ended children, between batches
 
 Fault job_is_over() { return {Errc::kClosed, "the job has ended"}; }
 
@@ -70,9 +71,9 @@ Result<std::vector<std::byte>> read_file(int fd, uint64_t size) {
 }  // namespace
 
 Result<std::shared_ptr<const PoolWork>> JobChannel::next(Deadline deadline) {
-  if (const auto now = std::chrono::steady_clock::now(); now >= children_look_at_) {
+  if (const auto now = std::chrono::steady_clock::now(); now >= children_check_at_) {
     forget_ended_children();
-    children_look_at_ = now + kChildrenLook;
+    children_check_at_ = now + kChildrenCheckInterval;
   }
   // Work received ahead may be unwanted by now, or the job may be over.
   if (!ahead_.empty()) {
@@ -98,7 +99,7 @@ Result<std::shared_ptr<const PoolWork>> JobChannel::next(Deadline deadline) {
 
 std::shared_ptr<const PoolWork> JobChannel::begin(PoolWork work) {
   is_in_hand_ = is_wanted_ = true;
-  wished_.reset();
+  requested_blob_.reset();
   arrived_.reset();
   trainer_id_ = work.trainer_id;
   key_ = work.key;
@@ -109,10 +110,10 @@ std::shared_ptr<const PoolWork> JobChannel::begin(PoolWork work) {
 
 Result<std::vector<std::byte>> JobChannel::blob(const wire::BlobId& id, Deadline deadline) {
   if (!is_wanted()) return Fault{Errc::kClosed, "this batch is no longer needed"};
-  if (wished_ != id) {
-    wished_ = id;
+  if (requested_blob_ != id) {
+    requested_blob_ = id;
     arrived_.reset();
-    const FromJob wish{.kind = FromJob::Kind::kBlobWish, .key = key_, .blob = id};
+    const FromJob wish{.kind = FromJob::Kind::kBlobRequest, .key = key_, .blob = id};
     if (auto sent = send_message(channel_, wish); !sent) return job_is_over();
   }
   while (!arrived_) {
@@ -121,11 +122,11 @@ Result<std::vector<std::byte>> JobChannel::blob(const wire::BlobId& id, Deadline
     if (!received) return received.error();
     if (auto taken = take(received.value()); !taken) return taken.error();
     if (!is_wanted_) {
-      wished_.reset();
+      requested_blob_.reset();
       return Fault{Errc::kClosed, "this batch is no longer needed"};
     }
   }
-  wished_.reset();
+  requested_blob_.reset();
   return *std::exchange(arrived_, std::nullopt);
 }
 
@@ -158,7 +159,7 @@ Result<void> JobChannel::take(const shm::Channel::Message& message) const {
       if (told.key == ahead.work.key) ahead.is_wanted = is_wanted;
     return {};
   }
-  if (told.blobs.size() != 1 || wished_ != told.blobs.front()) return {};  // of earlier work
+  if (told.blobs.size() != 1 || requested_blob_ != told.blobs.front()) return {};  // of earlier work
   if (told.kind == ToJob::Kind::kBlob) arrived_ = owned(told.body);
   if (told.kind == ToJob::Kind::kNoBlob) {
     arrived_ = Fault{static_cast<Errc>(told.error),

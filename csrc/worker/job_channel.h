@@ -64,10 +64,10 @@ class JobChannel final : public server::WorkSource {
   uint64_t trainer_id_ = 0;
   wire::BatchKey key_{};             // of the current work
   mutable std::deque<Ahead> ahead_;  // in processing order
-  Deadline children_look_at_{};      // time of the next check for ended children
+  Deadline children_check_at_{};     // time of the next check for ended children
   bool is_in_hand_ = false;
   mutable bool is_wanted_ = false;
-  std::optional<wire::BlobId> wished_;
+  std::optional<wire::BlobId> requested_blob_;
   mutable std::optional<Result<std::vector<std::byte>>> arrived_;  // of the requested blob
 };
 

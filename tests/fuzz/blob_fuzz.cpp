@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kPieceSizeBytes = 8;
 constexpr size_t kKindAt = 6, kOffsetAt = 40, kTotalBytesAt = 48, kReservedAt = 56;
-constexpr uint8_t kWish = 1, kPiece = 2, kUnknown = 3;
+constexpr uint8_t kRequest = 1, kPiece = 2, kUnknown = 3;
 
 Bytes make(const wire::BlobMessage& message, uint64_t piece_bytes = 0) {
   const Bytes part = wire::write_blob_message(message);
@@ -28,7 +28,7 @@ Bytes make(const wire::BlobMessage& message, uint64_t piece_bytes = 0) {
 
 std::vector<Bytes> make_seeds() {
   const wire::BlobId id{std::byte{7}};
-  return {make(wire::BlobWish{.id = id}), make(wire::BlobWish{.id = id, .offset = 200}),
+  return {make(wire::BlobRequest{.id = id}), make(wire::BlobRequest{.id = id, .offset = 200}),
           make(wire::BlobPiece{.id = id, .total_bytes = 200}, 200),
           make(wire::BlobPiece{.id = id, .offset = 200, .total_bytes = 300}, 60), make(wire::BlobUnknown{.id = id})};
 }
@@ -38,7 +38,7 @@ void mutate(Bytes& bytes, Choices& choices) {
   if (bytes.size() < kPieceSizeBytes + wire::kBlobRecordBytes || choices.mostly())
     bytes.resize(kPieceSizeBytes + wire::kBlobRecordBytes);
   std::byte* part = bytes.data() + kPieceSizeBytes;
-  const auto kind = choices.one_of({kWish, kPiece, kPiece, kUnknown});
+  const auto kind = choices.one_of({kRequest, kPiece, kPiece, kUnknown});
   if (choices.mostly()) std::memcpy(part, &wire::kBlobMagic, sizeof wire::kBlobMagic);
   if (choices.mostly()) std::memcpy(part + 4, &wire::kBlobVersion, sizeof wire::kBlobVersion);
   if (choices.mostly()) part[kKindAt] = std::byte{kind};
@@ -46,7 +46,7 @@ void mutate(Bytes& bytes, Choices& choices) {
   if (choices.mostly()) std::fill_n(part + kReservedAt, 8, std::byte{0});
   // Some of it is above its cap, and some pieces lie outside of their blob.
   const uint64_t total_bytes = kind == kPiece ? choices.below(wire::kBlobBytesMax + 50) : 0;
-  const uint64_t offset = kind == kWish ? choices.below(wire::kBlobBytesMax + 50) : choices.below(total_bytes + 1);
+  const uint64_t offset = kind == kRequest ? choices.below(wire::kBlobBytesMax + 50) : choices.below(total_bytes + 1);
   const uint64_t piece_bytes = kind == kPiece ? 1 + choices.below(wire::kBlobPieceBytesMax + 50) : 0;
   if (choices.mostly()) std::memcpy(part + kTotalBytesAt, &total_bytes, sizeof total_bytes);
   if (choices.mostly()) std::memcpy(part + kOffsetAt, &offset, sizeof offset);
@@ -73,7 +73,7 @@ void check(std::span<const std::byte> bytes) {
     expect(piece->offset <= piece->total_bytes, "a piece begins in its blob");
     expect(piece_bytes <= piece->total_bytes - piece->offset, "a piece ends in its blob");
   }
-  if (const auto* wish = std::get_if<wire::BlobWish>(&message))
+  if (const auto* wish = std::get_if<wire::BlobRequest>(&message))
     expect(wish->offset < wire::kBlobBytesMax, "a wish begins where a blob can be");
   expect(std::ranges::equal(wire::write_blob_message(message), part),
          "a message that is written again is the same bytes");

@@ -44,7 +44,7 @@ std::vector<Bytes> make_seeds() {
                               .is_settled = true,
                               .entries = {{worker, "tcp://b:2", {std::byte{5}}}, {worker, "tcp://c:3", {std::byte{6}}}},
                               .declines = {{9, "z"}}}),
-      wire::write_control(wire::Farewell{.id = 5, .is_worker = true, .secret = {std::byte{3}}}),
+      wire::write_control(wire::Deregistration{.id = 5, .is_worker = true, .secret = {std::byte{3}}}),
       wire::write_control(wire::StatusRequest{}),
       wire::write_control(wire::Status{.json = "{}"}),
       wire::write_control(wire::DrainRequest{.worker_id = 5}),

@@ -55,7 +55,7 @@ std::vector<Bytes> make_seeds() {
           make({.answer = wire::AnswerKind::kError, .text = half, .state = half}),
           make({.kind = Kind::kGivenUp}),
           make({.kind = Kind::kDeclined, .text = text}),
-          make({.kind = Kind::kBlobWish, .blob = {std::byte{1}}})};
+          make({.kind = Kind::kBlobRequest, .blob = {std::byte{1}}})};
 }
 
 void mutate(Bytes& bytes, Choices& choices) {
@@ -64,7 +64,7 @@ void mutate(Bytes& bytes, Choices& choices) {
   if (choices.mostly()) std::memcpy(bytes.data(), &wire::kFromJobMagic, sizeof wire::kFromJobMagic);
   if (choices.mostly()) std::memcpy(bytes.data() + 4, &wire::kJobVersion, sizeof wire::kJobVersion);
   const auto kind = choices.one_of(
-      {Kind::kResult, Kind::kResult, Kind::kGivenUp, Kind::kDeclined, Kind::kBlobWish, Kind::kReady, Kind::kStates});
+      {Kind::kResult, Kind::kResult, Kind::kGivenUp, Kind::kDeclined, Kind::kBlobRequest, Kind::kReady, Kind::kStates});
   const auto answer =
       kind == Kind::kResult ? static_cast<wire::AnswerKind>(1 + choices.below(3)) : wire::AnswerKind::kNone;
   const bool is_batch = answer == wire::AnswerKind::kBatch;
@@ -77,10 +77,10 @@ void mutate(Bytes& bytes, Choices& choices) {
   if (choices.mostly()) bytes[kSlowestShareAt] |= std::byte{1};
   if (choices.below(4) == 0) std::fill_n(bytes.begin() + kSlowestPlaceAt, 4, std::byte{0});
   // What is behind the head is shared out among blob, text, state and batch. Some of it is above its cap.
-  if (kind == Kind::kBlobWish && choices.mostly())
+  if (kind == Kind::kBlobRequest && choices.mostly())
     bytes.resize(std::max(bytes.size(), wire::kFromJobHeadBytes + sizeof(wire::BlobId)));
   uint64_t left = bytes.size() - wire::kFromJobHeadBytes;
-  if (kind == Kind::kBlobWish) left -= std::min<uint64_t>(left, sizeof(wire::BlobId));
+  if (kind == Kind::kBlobRequest) left -= std::min<uint64_t>(left, sizeof(wire::BlobId));
   const auto text_bytes = static_cast<uint32_t>(choices.below(left + 1));
   left -= text_bytes;
   const bool is_behind = is_batch && placed == 0;
@@ -105,7 +105,7 @@ void check(std::span<const std::byte> bytes) {
   touch(message.text);
   touch(message.state);
   touch(message.payload);
-  const size_t blob_bytes = message.kind == Kind::kBlobWish ? sizeof message.blob : 0;
+  const size_t blob_bytes = message.kind == Kind::kBlobRequest ? sizeof message.blob : 0;
   expect(wire::kFromJobHeadBytes + blob_bytes + message.text.size() + message.state.size() + message.payload.size() ==
              bytes.size(),
          "nothing is left over");

@@ -38,7 +38,7 @@ void Dispatch::forgive""",
             "dispatch.cpp",
             """.has_come = answerer.has_value()});
     take_from(slot, key);
-    tell_if_idle(slot);
+    report_if_idle(slot);
 """,
             """.has_come = answerer.has_value()});
 """,

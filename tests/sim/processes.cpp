@@ -117,7 +117,7 @@ void SimWorker::receive(ProcessId, const Message& message) {
 void SimWorker::tick() {
   session_.tick(world_.now());
   enrolment_.tick(session_, world_.now());
-  was_open_ = was_open_ || enrolment_.clock.silence(world_.now()) >= session::kOrdersGoodFor;
+  was_open_ = was_open_ || enrolment_.clock.time_since_answer(world_.now()) >= session::kOrdersValidity;
   if (enrolment_.take(session_, world_.now())) {
     auto report = enrolment_.report(session_);
     const auto stuck = watch_.is_stuck() ? watch_.abandoned() : Duration(0);
@@ -132,7 +132,7 @@ void SimWorker::tick() {
 
 std::optional<Instant> SimWorker::next_tick() const {
   std::optional<Instant> due = earlier(enrolment_.due_at(session_), session_.next_tick());
-  if (work_ || session_.is_draining()) due = earlier(due, looked_at_ + kLookInterval);
+  if (work_ || session_.is_draining()) due = earlier(due, checked_at_ + kLookInterval);
   return due;
 }
 
@@ -162,10 +162,10 @@ std::optional<std::pair<uint64_t, BatchKey>> SimWorker::work() const {
 // As serve_maker() and end_lost_process() of the live worker.
 void SimWorker::look() {
   using State = server::MakerWatch::State;
-  looked_at_ = world_.now();
-  watch_.note(!work_ ? State::kWaiting : session_.may_be_wanted() ? State::kMaking : State::kAbandoned, looked_at_);
-  if (session_.is_draining() && !drained_at_) drained_at_ = looked_at_;
-  const bool is_late = server::is_drain_over(drained_at_, world_.scenario().drain_grace, looked_at_);
+  checked_at_ = world_.now();
+  watch_.note(!work_ ? State::kWaiting : session_.may_be_wanted() ? State::kMaking : State::kAbandoned, checked_at_);
+  if (session_.is_draining() && !drained_at_) drained_at_ = checked_at_;
+  const bool is_late = server::is_drain_over(drained_at_, world_.scenario().drain_grace, checked_at_);
   if (watch_.is_lost(world_.scenario().abandoned_grace)) {
     end_work();
     if (!is_late) return;
@@ -323,7 +323,7 @@ void SimTrainer::begin_epoch() {
                                               .outstanding_count_max = scenario.depth_max * scenario.worker_count,
                                               .first_sequence = progress_.delivered_count,
                                               .first_shard_id = is_iterable ? progress_.next_shard : 0});
-  asked_count_ = progress_.delivered_count;
+  requested_count_ = progress_.delivered_count;
   lane_positions_ = progress_.shard_positions;
   ready_.clear();
   fill();
@@ -334,7 +334,7 @@ void SimTrainer::begin_epoch() {
 void SimTrainer::end_program() {
   is_done_ = true;
   waits_since_.reset();
-  if (!world_.scenario().says_goodbye) return;
+  if (!world_.scenario().sends_goodbye) return;
   has_left_ = true;
   session_.leave(world_.now());
   carry_out();
@@ -352,10 +352,10 @@ void SimTrainer::fill() {
   const Scenario& scenario = world_.scenario();
   while (!is_done_ && order_->outstanding_count() < order_->outstanding_count_max() &&
          order_->undelivered_count() < order_->outstanding_count_max()) {
-    if (scenario.shard_count == 0 && asked_count_ == scenario.batch_count) return;
+    if (scenario.shard_count == 0 && requested_count_ == scenario.batch_count) return;
     const auto assignment = order_->assign();
     if (!assignment) return;
-    ++asked_count_;
+    ++requested_count_;
     const wire::Lane lane = scenario.shard_count == 0 ? wire::kNoLane : assignment->shard_id + 1;
     session_.ask({progress_.epoch, assignment->sequence}, lane, world_.now());
   }

@@ -120,7 +120,7 @@ class SimWorker : public Process {
   uint64_t work_tenancy_ = 0;  // of the work that was begun last
   server::MakerWatch watch_;
   std::optional<Duration> longest_;  // of the batches of that tenancy
-  Instant looked_at_{};
+  Instant checked_at_{};
   std::optional<Instant> drained_at_;
   bool is_closing_ = false;
 };
@@ -169,7 +169,7 @@ class SimTrainer : public Process {
   session::PoolSession session_;
   session::TrainerEnrolment enrolment_;
   std::optional<session::RequestOrder> order_;
-  uint64_t asked_count_ = 0;              // of a map-style dataset's epoch
+  uint64_t requested_count_ = 0;          // of a map-style dataset's epoch
   std::map<uint64_t, Content> ready_;     // by sequence
   std::vector<uint64_t> lane_positions_;  // answered
   Progress progress_;

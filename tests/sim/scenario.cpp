@@ -57,7 +57,7 @@ Scenario Scenario::draw(uint64_t seed) {
     s.process_ends = few(2, 4);
   }
   s.drain_grace = seconds(number(5, 30));
-  s.says_goodbye = chance(3);
+  s.sends_goodbye = chance(3);
   if (!chance(2)) return s;
   s.hangs = number(1, 3);
   s.hang = number(2, 40) / 100.0;
@@ -80,7 +80,7 @@ std::string Scenario::describe() const {
        << ", drains " << worker_drains << ", stalls " << stalls << ", partitions " << partitions << "; recalls "
        << recall << (has_declining ? "; workers that decline" : "")
        << (intruders > 0 ? "; intruders " + std::to_string(intruders) : "") << (has_poison ? "; poison" : "")
-       << (poison_spares_workers ? " that spares workers" : "") << (says_goodbye ? "; goodbyes" : "");
+       << (poison_spares_workers ? " that spares workers" : "") << (sends_goodbye ? "; goodbyes" : "");
   const auto in_seconds = [](Duration time) { return std::chrono::duration_cast<seconds>(time).count(); };
   text << "; " << in_seconds(drain_grace) << " s to drain";
   if (!has_hangs()) return text.str();

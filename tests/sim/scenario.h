@@ -52,7 +52,7 @@ struct Scenario {
   uint32_t hangs = 0;                  // of that process in a batch, before `calm_at`, some of them for ever
   double hang = 0;                     // the chance of one for each batch that is begun
   bool has_hang_poison = false;        // a batch of the first trainer's hangs for ever, whoever makes it
-  bool says_goodbye = false;           // programs that end tell the workers
+  bool sends_goodbye = false;          // programs that end tell the workers
   Duration timeout{};                  // for which a program waits for a batch before it ends; 0: for ever
   server::AbandonedGrace abandoned_grace{};
   Duration drain_grace{};

@@ -94,13 +94,13 @@ ChildProcess started(const std::vector<std::string>& command) {
 
 std::string end_of(ChildProcess& child) {
   if (!child.wait_until(steady_clock::now() + seconds(30))) return "still runs";
-  return child.poll()->spoken();
+  return child.poll()->describe();
 }
 
 TEST(ChildProcess, TellsHowItEnded) {
   auto child = started({"sh", "-c", "exit 7"});
   EXPECT_EQ(end_of(child), "ended with exit code 7");
-  EXPECT_EQ(child.poll()->spoken(), "ended with exit code 7");
+  EXPECT_EQ(child.poll()->describe(), "ended with exit code 7");
   child = started({"sleep", "600"});
   EXPECT_FALSE(child.poll());
   EXPECT_FALSE(child.wait_until(steady_clock::now() + milliseconds(20)));

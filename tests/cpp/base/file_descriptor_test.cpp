@@ -9,11 +9,11 @@
 namespace penstock {
 namespace {
 
-int open_something() { return ::open("/dev/null", O_RDONLY | O_CLOEXEC); }
+int open_null_device() { return ::open("/dev/null", O_RDONLY | O_CLOEXEC); }
 bool is_open(int fd) { return ::fcntl(fd, F_GETFD) != -1; }
 
 TEST(FileDescriptor, ClosesWhenItDies) {
-  const int fd = open_something();
+  const int fd = open_null_device();
   {
     const FileDescriptor owner(fd);
     EXPECT_TRUE(owner);
@@ -36,7 +36,7 @@ TEST(FileDescriptor, DescriptorZeroIsADescriptor) {
 }
 
 TEST(FileDescriptor, MovingLeavesTheSourceEmptyAndTheFileOpen) {
-  const int fd = open_something();
+  const int fd = open_null_device();
   FileDescriptor source(fd);
   const FileDescriptor target(std::move(source));
   EXPECT_FALSE(source);
@@ -45,8 +45,8 @@ TEST(FileDescriptor, MovingLeavesTheSourceEmptyAndTheFileOpen) {
 }
 
 TEST(FileDescriptor, AssigningClosesWhatWasThere) {
-  const int first = open_something();
-  const int second = open_something();
+  const int first = open_null_device();
+  const int second = open_null_device();
   FileDescriptor owner(first);
   owner = FileDescriptor(second);
   EXPECT_FALSE(is_open(first));
@@ -55,7 +55,7 @@ TEST(FileDescriptor, AssigningClosesWhatWasThere) {
 }
 
 TEST(FileDescriptor, AssigningToItselfKeepsTheFile) {
-  const int fd = open_something();
+  const int fd = open_null_device();
   FileDescriptor owner(fd);
   FileDescriptor& itself = owner;
   owner = std::move(itself);
@@ -64,7 +64,7 @@ TEST(FileDescriptor, AssigningToItselfKeepsTheFile) {
 }
 
 TEST(FileDescriptor, ReleasingGivesTheFileAway) {
-  const int fd = open_something();
+  const int fd = open_null_device();
   FileDescriptor owner(fd);
   EXPECT_EQ(owner.release(), fd);
   EXPECT_FALSE(owner);
@@ -73,11 +73,11 @@ TEST(FileDescriptor, ReleasingGivesTheFileAway) {
 }
 
 TEST(FileDescriptor, ResettingClosesOnce) {
-  const int fd = open_something();
+  const int fd = open_null_device();
   FileDescriptor owner(fd);
   owner.reset();
   EXPECT_FALSE(is_open(fd));
-  const int reused = open_something();
+  const int reused = open_null_device();
   ASSERT_EQ(reused, fd) << "the lowest free descriptor is given out again";
   owner.reset();
   EXPECT_TRUE(is_open(reused));

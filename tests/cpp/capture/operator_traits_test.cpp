@@ -31,14 +31,14 @@ TEST(WrittenArguments, IncludeRunningStatisticsWhereTheirFlagIsSet) {
             (std::vector<WrittenArgument>{{3}, {4}}));
 }
 
-TEST(FunctionalTwin, HasTheSameArgumentsAndWritesNothing) {
+TEST(FunctionalVariant, HasTheSameArgumentsAndWritesNothing) {
   EXPECT_EQ(twin_of("aten::sub_.Tensor"), "aten::sub.Tensor");
   EXPECT_EQ(twin_of("aten::pow_.Scalar"), "aten::pow.Tensor_Scalar");
   EXPECT_EQ(twin_of("aten::index_put_"), "aten::index_put");
   EXPECT_EQ(twin_of("aten::relu_"), "aten::relu");
 }
 
-TEST(FunctionalTwin, OfAWriteThatMovesNoDataIsAView) {
+TEST(FunctionalVariant, OfAWriteThatMovesNoDataIsAView) {
   EXPECT_EQ(twin_of("aten::transpose_"), "aten::transpose.int, a view");
   EXPECT_EQ(twin_of("aten::t_"), "aten::t, a view");
   EXPECT_EQ(twin_of("aten::unsqueeze_"), "aten::unsqueeze, a view");
@@ -47,7 +47,7 @@ TEST(FunctionalTwin, OfAWriteThatMovesNoDataIsAView) {
   EXPECT_EQ(twin_of("aten::squeeze_.dims"), "aten::squeeze.dims, a view");
 }
 
-TEST(FunctionalTwin, IsNoneOfWhatDrawsOrWritesElsewhere) {
+TEST(FunctionalVariant, IsNoneOfWhatDrawsOrWritesElsewhere) {
   EXPECT_EQ(twin_of("aten::uniform_"), "none");
   EXPECT_EQ(twin_of("aten::sub.Tensor"), "none");
   EXPECT_EQ(twin_of("aten::sub.out"), "none");

@@ -111,10 +111,10 @@ class ControllerTest : public net::PoolSocketsTest {
             .queue = {.ready_batches = 3},
             .secret = of.secret};
   }
-  static wire::Farewell farewell(const wire::WorkerReport& last) {
+  static wire::Deregistration deregistration(const wire::WorkerReport& last) {
     return {.id = last.worker_id, .is_worker = true, .secret = last.secret};
   }
-  static wire::Farewell farewell(const wire::TrainerReport& last) {
+  static wire::Deregistration deregistration(const wire::TrainerReport& last) {
     return {.id = last.trainer_id, .is_worker = false, .secret = last.secret};
   }
   // Reports until the controller has settled.

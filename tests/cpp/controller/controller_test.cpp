@@ -47,16 +47,16 @@ TEST_F(ControllerTest, FloodOfMessagesDoesNotMakeATurnLonger) {
   });
   uint64_t most = 0;
   const auto deadline = Clock::now() + kPatience;
-  while (most < kMessagesInTurn && Clock::now() < deadline) {
+  while (most < kMessagesPerTurn && Clock::now() < deadline) {
     const uint64_t before = flooded->counters().messages;
     const auto has_more = flooded->serve();
     ASSERT_TRUE(has_more) << has_more.error().message;
     const uint64_t count = flooded->counters().messages - before;
-    ASSERT_LE(count, static_cast<uint64_t>(kMessagesInTurn));
-    EXPECT_EQ(has_more.value(), count == kMessagesInTurn);
+    ASSERT_LE(count, static_cast<uint64_t>(kMessagesPerTurn));
+    EXPECT_EQ(has_more.value(), count == kMessagesPerTurn);
     most = std::max(most, count);
   }
-  EXPECT_EQ(most, static_cast<uint64_t>(kMessagesInTurn)) << "the flood was too small to show anything";
+  EXPECT_EQ(most, static_cast<uint64_t>(kMessagesPerTurn)) << "the flood was too small to show anything";
 }
 
 TEST_F(ControllerTest, TellsATrainerOfItsWorkersAndAnOperatorOfAll) {
@@ -72,9 +72,9 @@ TEST_F(ControllerTest, TellsATrainerOfItsWorkersAndAnOperatorOfAll) {
   const auto status = parsed(std::get<wire::Status>(exchange(*operator_client, wire::StatusRequest{})).json);
   ASSERT_EQ(status["workers"].size(), 1u) << status;
   const auto& listed = status["workers"][0];
-  EXPECT_EQ(listed["id"], spoken_id(id_of(Role::kWorker, 7)));
+  EXPECT_EQ(listed["id"], format_id(id_of(Role::kWorker, 7)));
   EXPECT_EQ(listed["about"], "a \"worker\"\n\uFFFD");  // its last byte is not UTF-8
-  EXPECT_EQ(listed["assigned_to"], spoken_id(id_of(Role::kTrainer, 9)));
+  EXPECT_EQ(listed["assigned_to"], format_id(id_of(Role::kTrainer, 9)));
   EXPECT_TRUE(listed["stuck_s"].is_null());
   EXPECT_EQ(listed["unfit_for"], nlohmann::json::array());
   EXPECT_TRUE(listed["unfit_reason"].is_null());
@@ -132,7 +132,7 @@ TEST_F(ControllerTest, TellsAnOperatorWhatAJobHasCostAlsoAfterItsEnd) {
 
   // The farewell is not answered, and comes before what is said on the same connection after it.
   ASSERT_TRUE(trainer_client->send(
-      wire::write_control(wire::Farewell{.id = report.trainer_id, .is_worker = false, .secret = report.secret})));
+      wire::write_control(wire::Deregistration{.id = report.trainer_id, .is_worker = false, .secret = report.secret})));
   ASSERT_TRUE(trainer_client->send(wire::write_control(wire::StatusRequest{})));
   while (!std::holds_alternative<wire::Refusal>(next(*trainer_client))) {
   }
@@ -204,7 +204,7 @@ TEST_F(ControllerTest, RolesMayDoNoMoreThanTheirs) {
   expect_refusal(exchange(*worker_client, wire::StatusRequest{}), "worker");
   expect_refusal(exchange(*trainer_client, worker(1)), "trainer");
   expect_refusal(exchange(*trainer_client, wire::DrainRequest{.worker_id = 1}), "trainer");
-  expect_refusal(exchange(*trainer_client, wire::Farewell{.id = 1, .is_worker = true}), "trainer");
+  expect_refusal(exchange(*trainer_client, wire::Deregistration{.id = 1, .is_worker = true}), "trainer");
   expect_refusal(exchange(*operator_client, worker(1)), "operator");
   stop();
 }
@@ -265,8 +265,8 @@ TEST(PoolStatus, LargeWorkerDoesNotHideThoseBehindIt) {
 }
 
 TEST(PoolStatus, IdsAreSixteenDigits) {
-  EXPECT_EQ(spoken_id(0xabc), "0000000000000abc");
-  EXPECT_EQ(spoken_id(~uint64_t{0}), "ffffffffffffffff");
+  EXPECT_EQ(format_id(0xabc), "0000000000000abc");
+  EXPECT_EQ(format_id(~uint64_t{0}), "ffffffffffffffff");
 }
 
 wire::PublicKeyBytes bytes_of(const net::PublicKey& key) {
@@ -337,7 +337,7 @@ TEST_F(ControllerTest, ConnectionReportsOneWorkerOrOneTrainer) {
     const auto* refusal = std::get_if<wire::Refusal>(&answer);
     ASSERT_NE(refusal, nullptr);
     EXPECT_NE(refusal->reason.find("a connection must report one worker, got reports of " +
-                                   spoken_id(id_of(Role::kWorker, 7)) + " and"),
+                                   format_id(id_of(Role::kWorker, 7)) + " and"),
               std::string::npos)
         << refusal->reason;
   }
@@ -372,7 +372,7 @@ TEST_F(ControllerTest, RunsOfOthersAreNeitherReportedNorEndedNorPlanned) {
     expect_refused(exchange(*impostor, report));
     expect_refused(
         exchange(*impostor, wire::PlanReport{.trainer_id = report.trainer_id, .json = {}, .secret = report.secret}));
-    expect_refused(exchange(*impostor, wire::Farewell{.id = report.trainer_id, .secret = report.secret}));
+    expect_refused(exchange(*impostor, wire::Deregistration{.id = report.trainer_id, .secret = report.secret}));
     settled(*worker_client, *trainer_client);  // on a slow machine a lease would end
   }
   const auto impostor = join(Role::kWorker);
@@ -380,7 +380,7 @@ TEST_F(ControllerTest, RunsOfOthersAreNeitherReportedNorEndedNorPlanned) {
   fencing.secret = {};
   fencing.incarnation = ~uint32_t{0};
   expect_refused(exchange(*impostor, fencing));
-  expect_refused(exchange(*impostor, wire::Farewell{.id = fencing.worker_id, .is_worker = true}));
+  expect_refused(exchange(*impostor, wire::Deregistration{.id = fencing.worker_id, .is_worker = true}));
 
   for (int report = 0; report < 3; ++report)
     EXPECT_FALSE(std::get<WorkerOrders>(exchange(*worker_client, worker(7))).is_fenced);
@@ -390,7 +390,7 @@ TEST_F(ControllerTest, RunsOfOthersAreNeitherReportedNorEndedNorPlanned) {
   const auto offences = parsed(status)["controller"]["offences"];
   for (const auto& offence : offences) counts[offence["by"]] = offence["count"];
   EXPECT_EQ(counts, (std::map<std::string, int>{{"the user ann", 3}, {"the role trainer", 3}, {"the role worker", 2}}));
-  EXPECT_NE(status.find("claimed to be trainer " + spoken_id(id_of(Role::kTrainer, 9))), std::string::npos) << status;
+  EXPECT_NE(status.find("claimed to be trainer " + format_id(id_of(Role::kTrainer, 9))), std::string::npos) << status;
 }
 
 // 100 made-up trainers a second, each of which asked for one worker, left the only worker of a pool to nobody.

@@ -67,8 +67,8 @@ class HostilePeerTest : public ControllerTest {
     std::vector<ControlMessage> messages{trainer(8)};
     for (const wire::TrainerReport& report : wrong) messages.emplace_back(report);
     messages.emplace_back(trainer(8));
-    for (const wire::TrainerReport& report : wrong) messages.emplace_back(farewell(report));
-    messages.emplace_back(farewell(trainer(8)));
+    for (const wire::TrainerReport& report : wrong) messages.emplace_back(deregistration(report));
+    messages.emplace_back(deregistration(trainer(8)));
     expect_others_served_beside<TrainerRoster>(Role::kTrainer, messages);
   }
   // One of its totals: as many as are taken, and more.
@@ -109,8 +109,8 @@ TEST_F(HostilePeerTest, WorkersReportWithOneWrongFieldLeavesOthersServed) {
     SCOPED_TRACE("field " + std::to_string(index));
     wire::WorkerReport wrong = worker(8);
     alterations[index](wrong);
-    expect_others_served_beside<WorkerOrders>(Role::kWorker,
-                                              {worker(8), wrong, worker(8), farewell(wrong), farewell(worker(8))});
+    expect_others_served_beside<WorkerOrders>(
+        Role::kWorker, {worker(8), wrong, worker(8), deregistration(wrong), deregistration(worker(8))});
   }
 }
 
@@ -182,9 +182,9 @@ TEST_F(HostilePeerTest, TrainersReportWithOneWrongFieldLeavesOthersServed) {
 }
 
 TEST_F(HostilePeerTest, FarewellWithOneWrongFieldLeavesOthersServed) {
-  static_assert(field_count<wire::Farewell>() == 3, "a field of a farewell has no case");
-  const auto alterations_of = [this](const wire::Farewell& right) {
-    std::vector<wire::Farewell> wrong(2, right);
+  static_assert(field_count<wire::Deregistration>() == 3, "a field of a farewell has no case");
+  const auto alterations_of = [this](const wire::Deregistration& right) {
+    std::vector<wire::Deregistration> wrong(2, right);
     wrong[0].is_worker = !right.is_worker;
     wrong[1].secret[0] ^= std::byte{1};
     for (const uint64_t id : {uint64_t{0}, id_of(Role::kWorker, 7), id_of(Role::kTrainer, 9), uint64_t{12345}, kMost}) {
@@ -193,13 +193,13 @@ TEST_F(HostilePeerTest, FarewellWithOneWrongFieldLeavesOthersServed) {
     }
     return wrong;
   };
-  const wire::Farewell of_worker = farewell(worker(8));
-  const wire::Farewell of_trainer = farewell(trainer(8));
-  for (const wire::Farewell& wrong : alterations_of(of_worker)) {
+  const wire::Deregistration of_worker = deregistration(worker(8));
+  const wire::Deregistration of_trainer = deregistration(trainer(8));
+  for (const wire::Deregistration& wrong : alterations_of(of_worker)) {
     SCOPED_TRACE("a worker's, " + std::to_string(wrong.id) + (wrong.is_worker ? ", a worker" : ", a trainer"));
     expect_others_served_beside<WorkerOrders>(Role::kWorker, {worker(8), wrong, worker(8), of_worker});
   }
-  for (const wire::Farewell& wrong : alterations_of(of_trainer)) {
+  for (const wire::Deregistration& wrong : alterations_of(of_trainer)) {
     SCOPED_TRACE("a trainer's, " + std::to_string(wrong.id) + (wrong.is_worker ? ", a worker" : ", a trainer"));
     expect_others_served_beside<TrainerRoster>(Role::kTrainer, {trainer(8), wrong, trainer(8), of_trainer});
   }
@@ -225,8 +225,8 @@ TEST_F(HostilePeerTest, PlanWithOneWrongFieldLeavesOthersServed) {
     wire::PlanReport wrong = right;
     alterations[index](wrong, id_of(Role::kTrainer, 9));
     // Before its trainer reports, too.
-    expect_others_served_beside<TrainerRoster>(Role::kTrainer,
-                                               {wrong, trainer(8), right, wrong, trainer(8), farewell(trainer(8))});
+    expect_others_served_beside<TrainerRoster>(
+        Role::kTrainer, {wrong, trainer(8), right, wrong, trainer(8), deregistration(trainer(8))});
     EXPECT_EQ(std::get<wire::PlanAnswer>(exchange(*operator_client_, wire::PlanRequest{.trainer_id = its_run.id})),
               (wire::PlanAnswer{.trainer_id = its_run.id, .json = ""}));
   }

@@ -29,7 +29,7 @@ TEST(CopyPastCaches, CopiesEveryByteAndNoOtherAtEveryAlignmentAndLength) {
     for (const size_t from : {0, 1, 15, 16, 33}) {
       for (size_t bytes = 0; bytes <= 300; bytes += bytes < 70 ? 1 : 23) {
         std::vector<std::byte> target(kRoom, kUntouched);
-        copy_past_caches(target.data() + to, source.data() + from, bytes);
+        copy_bypassing_caches(target.data() + to, source.data() + from, bytes);
         for (size_t at = 0; at < kRoom; ++at) {
           const bool is_copied = at >= to && at < to + bytes;
           ASSERT_EQ(target[at], is_copied ? source[from + at - to] : kUntouched)

@@ -19,7 +19,7 @@ Graph graph_of(const std::string& statement) {
 }
 
 std::string form_of(const std::string& statement) { return bits_form(graph_of(statement).nodes.at(0)); }
-std::string why(const std::string& statement) { return why_other_bits(graph_of(statement).nodes.at(0)); }
+std::string why(const std::string& statement) { return bit_difference_reason(graph_of(statement).nodes.at(0)); }
 
 TEST(DeviceBits, AFormHasKindsOfArgumentsAndNoValues) {
   EXPECT_EQ(form_of("%v = aten::add.Tensor(%x, %y, alpha=2) on cuda:0 [uint8, float32]"),
@@ -51,7 +51,7 @@ TEST(DeviceBits, ADivisionByANumberIsAProductWithItsReciprocalWhereATableSaysSo)
   put_equal_twins(graph);
   EXPECT_EQ(graph.nodes[0].op, "aten::mul.Scalar");
   EXPECT_EQ(*graph.nodes[0].args[1].get<Real>(), Real(static_cast<double>(1.0F / 255.0F)));
-  EXPECT_EQ(why_other_bits(graph.nodes[0]), "");
+  EXPECT_EQ(bit_difference_reason(graph.nodes[0]), "");
   EXPECT_EQ(graph.nodes[1].op, "aten::div.Scalar") << "the trainer's CPU divides";
   EXPECT_EQ(graph.nodes[2].op, "aten::div.Scalar") << "nobody has measured halves";
 }

@@ -317,7 +317,7 @@ TEST_F(BatchTest, TensorThatIsLeftAsItCameIsWidenedOnceItIsRead) {
 TEST_F(BatchTest, BoolsOfOtherBytesAreTrue) {
   const std::vector<TensorEntry> entries = {make_entry(wire::kDTypeBool, {100}), make_entry(0, {100})};
   const auto batch = read_from_slab(wire::make_record(entries, wire::nest_of_tensors(2))).value();
-  batch->find_odd_bools();
+  batch->find_nonstandard_bools();
   const at::Tensor bools = batch->tensors()[0];
   const auto* bytes = static_cast<const uint8_t*>(bools.const_data_ptr());
   for (uint64_t place = 0; place < 100; ++place) ASSERT_EQ(bytes[place], byte_at(place) == std::byte{0} ? 0 : 1);

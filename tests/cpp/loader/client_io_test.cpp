@@ -50,8 +50,8 @@ class LocalDispatchTest : public testing::Test {
   }
   // Worker 0 has batch 0 of epoch 1 for long, while the other one makes 20 more.
   void wait_for_worker_0(bool dataset_stays) {
-    dispatch_.worker_came(0, now_);
-    dispatch_.worker_came(1, now_);
+    dispatch_.worker_joined(0, now_);
+    dispatch_.worker_joined(1, now_);
     for (uint64_t sequence = 0; sequence <= 20; ++sequence) ask(1, sequence);
     for (uint64_t sequence = 1; sequence <= 20; ++sequence)
       EXPECT_TRUE(answer(1, 1, sequence, std::chrono::milliseconds(10), dataset_stays));
@@ -64,8 +64,8 @@ class LocalDispatchTest : public testing::Test {
 };
 
 TEST_F(LocalDispatchTest, ARequestGoesToTheWorkerThatIsFree) {
-  dispatch_.worker_came(0, now_);
-  dispatch_.worker_came(1, now_);
+  dispatch_.worker_joined(0, now_);
+  dispatch_.worker_joined(1, now_);
   for (uint64_t sequence = 0; sequence < 4; ++sequence) ask(1, sequence);
   EXPECT_EQ(sent(), (Texts{"0 1/0", "1 1/1"})) << "before a batch has come each has one";
   EXPECT_TRUE(answer(1, 1, 1, std::chrono::milliseconds(50)));
@@ -75,7 +75,7 @@ TEST_F(LocalDispatchTest, ARequestGoesToTheWorkerThatIsFree) {
 }
 
 TEST_F(LocalDispatchTest, WhereBatchesAreQuickTheNextIsThereAlready) {
-  dispatch_.worker_came(0, now_);
+  dispatch_.worker_joined(0, now_);
   for (uint64_t sequence = 0; sequence < 4; ++sequence) ask(1, sequence);
   EXPECT_EQ(sent(), (Texts{"0 1/0"}));
   EXPECT_TRUE(answer(0, 1, 0, std::chrono::milliseconds(1)));
@@ -83,8 +83,8 @@ TEST_F(LocalDispatchTest, WhereBatchesAreQuickTheNextIsThereAlready) {
 }
 
 TEST_F(LocalDispatchTest, WhatAWorkerOwedThatDiedIsAskedOfAnother) {
-  dispatch_.worker_came(0, now_);
-  dispatch_.worker_came(1, now_);
+  dispatch_.worker_joined(0, now_);
+  dispatch_.worker_joined(1, now_);
   ask(1, 0);
   ask(1, 1);
   sent();
@@ -99,7 +99,7 @@ TEST_F(LocalDispatchTest, WhatAWorkerOwedThatDiedIsAskedOfAnother) {
 
 TEST_F(LocalDispatchTest, ABatchThatKillsThreeWorkersFails) {
   LocalDispatch dispatch(4, 2);
-  for (uint32_t worker_id = 0; worker_id < 4; ++worker_id) dispatch.worker_came(worker_id, now_);
+  for (uint32_t worker_id = 0; worker_id < 4; ++worker_id) dispatch.worker_joined(worker_id, now_);
   dispatch.ask({1, 0}, content_of("deadly"), now_);
   for (int death = 0; death < 3; ++death) {
     const auto sends = dispatch.take_sends();
@@ -139,8 +139,8 @@ TEST_F(LocalDispatchTest, ALateWorkerThatDiesIsAskedForNothing) {
 }
 
 TEST_F(LocalDispatchTest, WorkersAreFreeForAnEpochWhateverTheyOweTheOneBefore) {
-  dispatch_.worker_came(0, now_);
-  dispatch_.worker_came(1, now_);
+  dispatch_.worker_joined(0, now_);
+  dispatch_.worker_joined(1, now_);
   ask(1, 0);
   ask(1, 1);
   sent();
@@ -164,7 +164,7 @@ TEST_F(LocalDispatchTest, ALateWorkerIsAskedAgainWhenAnEpochBegins) {
 }
 
 TEST_F(LocalDispatchTest, AWorkerKnowsOfAnEpochBeforeItIsAskedForABatchOfIt) {
-  dispatch_.worker_came(0, now_);
+  dispatch_.worker_joined(0, now_);
   ask(1, 0);
   dispatch_.announce(ToJob::Kind::kEarlyEpoch, 2, message_of("early 2"), now_);
   ask(2, 0);
@@ -190,8 +190,8 @@ TEST_F(LocalDispatchTest, OneDatasetThatChangesEndsTheAsking) {
 }
 
 TEST_F(LocalDispatchTest, AnEarlyEpochIsToldWithItsFirstRequestAndAnEpochAtOnce) {
-  dispatch_.worker_came(0, now_);
-  dispatch_.worker_came(1, now_);
+  dispatch_.worker_joined(0, now_);
+  dispatch_.worker_joined(1, now_);
   ask(1, 0);
   ask(1, 1);
   ask(1, 2);

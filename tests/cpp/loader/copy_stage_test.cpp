@@ -454,7 +454,7 @@ const c10::Device kPlace(c10::kCUDA, 0);
 class AheadStageTest : public testing::Test {
  protected:
   void wish(std::vector<uint32_t> leaves) {
-    wishes_->set(std::make_shared<AheadWish>(AheadWish{.device = kPlace, .leaves = std::move(leaves)}));
+    requests_->set(std::make_shared<AheadRequest>(AheadRequest{.device = kPlace, .leaves = std::move(leaves)}));
   }
   std::unique_ptr<Batch> staged(int64_t value) {
     auto batch = batches_.make(value);
@@ -464,9 +464,9 @@ class AheadStageTest : public testing::Test {
 
   FakeGpu gpu_;
   SlabBatches batches_{3};
-  std::shared_ptr<AheadWishes> wishes_ = std::make_shared<AheadWishes>();
+  std::shared_ptr<AheadWishes> requests_ = std::make_shared<AheadWishes>();
   std::unique_ptr<AheadStage> stage_ = std::make_unique<AheadStage>(
-      wishes_,
+      requests_,
       [this](c10::Device) -> Result<std::unique_ptr<device::Device>> { return {std::make_unique<FakeDevice>(gpu_)}; });
 };
 
@@ -541,7 +541,7 @@ TEST_F(AheadStageTest, ADeviceThatIsLostLeavesTheBatchesOnTheHost) {
 
 TEST_F(AheadStageTest, ADeviceThatCannotBeOpenedIsAskedForOnce) {
   int asked = 0;
-  AheadStage stage(wishes_, [&](c10::Device) -> Result<std::unique_ptr<device::Device>> {
+  AheadStage stage(requests_, [&](c10::Device) -> Result<std::unique_ptr<device::Device>> {
     ++asked;
     return Fault{Errc::kUnsupported, "no such device"};
   });

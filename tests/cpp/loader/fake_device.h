@@ -89,7 +89,7 @@ class FakeGpu {
   }
   // Carries out one batch's copies, although they are held: that of the batch `index` of those under way.
   void let_one_go(size_t index) {
-    change([&] { let_go_.insert(under_way_.at(index).number); });
+    change([&] { let_go_.insert(in_progress_.at(index).number); });
   }
   void wait_until_idle() {
     const MutexLock lock(mutex_);
@@ -187,15 +187,15 @@ class FakeGpu {
 
   // The copies that were started since the last event are under way, with this one behind them or none.
   void close_open(std::shared_ptr<Event> event) {
-    under_way_.push_back({.number = next_number_++, .works = std::exchange(open_, {}), .event = std::move(event)});
+    in_progress_.push_back({.number = next_number_++, .works = std::exchange(open_, {}), .event = std::move(event)});
   }
 
-  bool is_idle() const { return under_way_.empty() && open_.empty() && current_.empty() && !is_busy_; }
+  bool is_idle() const { return in_progress_.empty() && open_.empty() && current_.empty() && !is_busy_; }
 
   std::optional<size_t> find_runnable() {
     std::vector<size_t> candidates;
-    for (size_t index = 0; index < under_way_.size(); ++index) {
-      if (!is_held_ || let_go_.contains(under_way_[index].number)) candidates.push_back(index);
+    for (size_t index = 0; index < in_progress_.size(); ++index) {
+      if (!is_held_ || let_go_.contains(in_progress_[index].number)) candidates.push_back(index);
     }
     if (candidates.empty()) return std::nullopt;
     if (!order_) return candidates.front();
@@ -215,8 +215,8 @@ class FakeGpu {
             break;
           }
           if (const auto index = find_runnable()) {
-            batch = std::move(under_way_[*index]);
-            under_way_.erase(under_way_.begin() + static_cast<ptrdiff_t>(*index));
+            batch = std::move(in_progress_[*index]);
+            in_progress_.erase(in_progress_.begin() + static_cast<ptrdiff_t>(*index));
             break;
           }
           if (stop.stop_requested()) return;
@@ -262,7 +262,7 @@ class FakeGpu {
   uint64_t next_number_ = 0;
   std::function<void()> at_wait_;
   std::vector<Work> open_;  // started, with no event behind them yet
-  std::deque<BatchWork> under_way_;
+  std::deque<BatchWork> in_progress_;
   std::deque<CurrentWork> current_;
   size_t handed_over_count_ = 0;
   FakeRegistrations registrations_;
@@ -347,7 +347,7 @@ class FakeDevice final : public device::Device {
   Result<void> wait_for(const device::DeviceEvent& event) override {
     const auto& awaited = static_cast<const FakeGpu::Event&>(event);
     gpu_.change([&] {
-      for (const auto& batch : gpu_.under_way_) gpu_.let_go_.insert(batch.number);
+      for (const auto& batch : gpu_.in_progress_) gpu_.let_go_.insert(batch.number);
     });
     const MutexLock lock(gpu_.mutex_);
     while (!awaited.is_over.load() && !gpu_.is_lost_) gpu_.changed_.wait(gpu_.mutex_);
@@ -366,10 +366,10 @@ class FakeDevice final : public device::Device {
     if (is_lost) return lost();
     gpu_.change([&] {
       close_open(nullptr);
-      for (const auto& batch : gpu_.under_way_) gpu_.let_go_.insert(batch.number);
+      for (const auto& batch : gpu_.in_progress_) gpu_.let_go_.insert(batch.number);
     });
     const MutexLock lock(gpu_.mutex_);
-    while (!gpu_.under_way_.empty() || gpu_.is_busy_) gpu_.changed_.wait(gpu_.mutex_);
+    while (!gpu_.in_progress_.empty() || gpu_.is_busy_) gpu_.changed_.wait(gpu_.mutex_);
     return {};
   }
 
@@ -447,7 +447,7 @@ class FakeWatch {
     Reads reads(std::byte* base) override {
       const MutexLock lock(watch_.mutex_);
       if (watch_.unknown_.contains(base)) return Reads::kUnknown;
-      return watch_.reads_.contains(base) ? Reads::kUnderWay : Reads::kNone;
+      return watch_.reads_.contains(base) ? Reads::kInProgress : Reads::kNone;
     }
     Reads wait_for_reads(std::byte* base) override {
       const MutexLock lock(watch_.mutex_);

@@ -183,7 +183,7 @@ TEST_F(OddWorkerTest, BytesThatAreNoAnswerAreAFailureWithAReason) {
 
 TEST_F(OddWorkerTest, WhatOnlyTheProcessOfAJobSaysIsAFailure) {
   const FromJob messages[] = {
-      {.kind = FromJob::Kind::kGivenUp}, {.kind = FromJob::Kind::kDeclined}, {.kind = FromJob::Kind::kBlobWish}};
+      {.kind = FromJob::Kind::kGivenUp}, {.kind = FromJob::Kind::kDeclined}, {.kind = FromJob::Kind::kBlobRequest}};
   for (const FromJob& message : messages) {
     worker_->send(message);
     expect_failure("only a job process");

@@ -128,7 +128,7 @@ TEST_F(KeyFolder, MachinesHaveWorkersKeysOfTheirOwn) {
   EXPECT_NE(key, pool.value().public_key(Role::kWorker));
   EXPECT_EQ(beta.value().public_keys(), pool.value().public_keys());
   EXPECT_EQ(pool.value().public_keys().machines, (KeyNames{{key, "beta"}}));
-  for (const Role role : kRoles) EXPECT_EQ(pool.value().public_keys().lets_in(key, role), role == Role::kWorker);
+  for (const Role role : kRoles) EXPECT_EQ(pool.value().public_keys().admits(key, role), role == Role::kWorker);
   EXPECT_FALSE(make_machine_keys(folder_, "beta", temp_ / "again"));
   EXPECT_FALSE(std::filesystem::exists(temp_ / "again"));
   EXPECT_FALSE(make_machine_keys(folder_, "../beta", temp_ / "again"));

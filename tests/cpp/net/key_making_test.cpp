@@ -58,8 +58,8 @@ class KeyRotation : public testing::Test {
       SCOPED_TRACE(role_name(role));
       const auto keys = load_key_folder(folder, role);
       ASSERT_TRUE(keys) << keys.error().message;
-      EXPECT_TRUE(now.lets_in(keys.value().own().public_key(), role));
-      EXPECT_TRUE(now.lets_in(before_.roles[static_cast<size_t>(role)], role));
+      EXPECT_TRUE(now.admits(keys.value().own().public_key(), role));
+      EXPECT_TRUE(now.admits(before_.roles[static_cast<size_t>(role)], role));
     }
     EXPECT_EQ(now.users, before_.users);
     EXPECT_EQ(now.machines, before_.machines);
@@ -104,7 +104,7 @@ TEST_F(KeyRotation, MakesNewPairsAndKeepsThePublicKeysOfBeforeUntilItIsFinished)
   EXPECT_EQ(after.roles, now.roles);
   EXPECT_EQ(after.users, before_.users);
   for (const Role role : kRoles)
-    EXPECT_FALSE(after.lets_in(before_.roles[static_cast<size_t>(role)], role)) << role_name(role);
+    EXPECT_FALSE(after.admits(before_.roles[static_cast<size_t>(role)], role)) << role_name(role);
 }
 
 TEST_F(KeyRotation, SecondOneIsRefusedUntilTheFirstIsFinished) {
@@ -171,8 +171,8 @@ TEST_F(KeyRotation, HostWhoseFilesAreCopiedInTheirOrderIsUsableAllTheWhile) {
     ASSERT_TRUE(keys) << keys.error().message;
     // Old and new workers and trainers know each other, as soon as there are new ones.
     for (const Role role : kRoles)
-      EXPECT_TRUE(keys.value().public_keys().lets_in(before_.roles[static_cast<size_t>(role)], role));
-    EXPECT_TRUE(public_keys(folder_).lets_in(keys.value().own().public_key(), Role::kWorker));
+      EXPECT_TRUE(keys.value().public_keys().admits(before_.roles[static_cast<size_t>(role)], role));
+    EXPECT_TRUE(public_keys(folder_).admits(keys.value().own().public_key(), Role::kWorker));
   }
   ASSERT_TRUE(finish_rotation(host));
   EXPECT_EQ(load_key_folder(host, Role::kWorker).value().own().public_key(),

@@ -283,7 +283,7 @@ class Echo {
 TEST_F(ReadySetTest, NoMessageIsLostWhateverItMeets) {
   constexpr int kClientCount = 6;
   constexpr int kQuestionCount = 4000;
-  constexpr size_t kMessagesInTurn = 3;
+  constexpr size_t kMessagesPerTurn = 3;
   auto server = serve({.allowed_roles = {Role::kTrainer}});
   std::vector<Served> served;
   for (int index = 0; index < kClientCount; ++index) served.push_back(join(*server));
@@ -291,7 +291,7 @@ TEST_F(ReadySetTest, NoMessageIsLostWhateverItMeets) {
   std::mt19937 random(7);
   std::map<uint64_t, int> owed;
   int total_owed = 0;
-  int asked_count = 0;
+  int requested_count = 0;
   const auto ask = [&] {
     Served& one = served[random() % kClientCount];
     const int count = static_cast<int>(random() % 4);
@@ -299,17 +299,17 @@ TEST_F(ReadySetTest, NoMessageIsLostWhateverItMeets) {
     set_->mark_used(one.tag);
     owed[one.tag] += count;
     total_owed += count;
-    ++asked_count;
+    ++requested_count;
   };
-  while (asked_count < kQuestionCount || total_owed > 0) {
-    for (size_t count = random() % 3; count > 0 && asked_count < kQuestionCount; --count) ask();
-    while (total_owed == 0 && asked_count < kQuestionCount) ask();
+  while (requested_count < kQuestionCount || total_owed > 0) {
+    for (size_t count = random() % 3; count > 0 && requested_count < kQuestionCount; --count) ask();
+    while (total_owed == 0 && requested_count < kQuestionCount) ask();
     if (total_owed == 0) break;
     const auto tags = of(set_->wait(kPatience));
     ASSERT_FALSE(tags.empty()) << total_owed << " answers are owed";
     for (const Served& one : served) {
       if (!tags.contains(one.tag)) continue;
-      for (size_t count = 0; count < kMessagesInTurn && has_message(*one.client); ++count) {
+      for (size_t count = 0; count < kMessagesPerTurn && has_message(*one.client); ++count) {
         --owed[one.tag];
         --total_owed;
       }

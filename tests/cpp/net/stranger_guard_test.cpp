@@ -90,13 +90,13 @@ TEST_F(ConnectionBudgetTest, StrangersOfManyAddressesLeaveRoomForEachNewOne) {
 TEST_F(ConnectionBudgetTest, StageHasRoomOfItsOwn) {
   add(kAnn, 0, 4);
   budget_.advance(0, HandshakeStage::kGreeting);
-  budget_.advance(1, HandshakeStage::kKnowing);
+  budget_.advance(1, HandshakeStage::kKeyKnown);
   add(kAnn, 10, 40);
   const auto gone = closed();
   EXPECT_EQ(gone.size(), 38u);
   EXPECT_EQ(gone.front(), 2);
   EXPECT_EQ(budget_.stage_of(0), HandshakeStage::kGreeting);
-  EXPECT_EQ(budget_.stage_of(1), HandshakeStage::kKnowing);
+  EXPECT_EQ(budget_.stage_of(1), HandshakeStage::kKeyKnown);
   EXPECT_EQ(budget_.stage_of(49), HandshakeStage::kSilent);
 }
 
@@ -121,7 +121,7 @@ TEST_F(ConnectionBudgetTest, SilentOnesGoFirstWhereAnyMustGo) {
 TEST_F(ConnectionBudgetTest, EachStageHasATime) {
   for (const int id : {0, 1, 2}) budget_.add(id, kAnn, kStart);
   budget_.advance(1, HandshakeStage::kGreeting);
-  budget_.advance(2, HandshakeStage::kKnowing);
+  budget_.advance(2, HandshakeStage::kKeyKnown);
   EXPECT_EQ(budget_.overdue(kStart + kStageTimes[0] - milliseconds(1)), std::vector<int>());
   EXPECT_EQ(budget_.overdue(kStart + kStageTimes[0]), (std::vector{0}));
   EXPECT_EQ(budget_.overdue(kStart + kStageTimes[1]), (std::vector{0, 1}));
@@ -253,7 +253,7 @@ TEST(HolderRoom, FollowsFromTheDescriptorsThatAProcessMayHave) {
     return limits.known_count_max + limits.quiet_count_max;
   };
   EXPECT_EQ(count_under(1024), 128u);
-  EXPECT_EQ(count_under(20), kHoldersLeast);
+  EXPECT_EQ(count_under(20), kHoldersMin);
   const auto limits = HolderBudget::limits_under(uint64_t{1} << 20, room);
   EXPECT_EQ(limits.known_count_max, 750u);
   EXPECT_EQ(limits.key_count_max, 375u);
@@ -665,13 +665,13 @@ TEST_F(StrangerGuardTest, StrangersOfAPortForBatchesAreBounded) {
 }
 
 TEST_F(StrangerGuardTest, ServersOfOneProcessShareTheRoom) {
-  const size_t sharers = descriptor_limit() / (kDescriptorsForEach * kStageConnectionsLeast);
+  const size_t sharers = descriptor_limit() / (kDescriptorsForEach * kStageConnectionsMin);
   const auto server =
       serve({.allowed_roles = {Role::kTrainer}, .handshake_interval = kVeryLong, .sharer_count = sharers});
   const auto data =
       DataServer::bind(context_, *authenticator_, {.host = "127.0.0.1", .port = 0}, {.sharer_count = sharers}, [] {
       }).value();
-  constexpr size_t room = kStageConnectionsLeast / kAddressPart;
+  constexpr size_t room = kStageConnectionsMin / kAddressPart;
   ASSERT_LT(room, limits_here().address_count_max);
   for (const uint16_t port : {server->endpoint().port, data->endpoint().port}) {
     std::vector<std::unique_ptr<TcpConnection>> idle;

@@ -74,10 +74,10 @@ struct HandWorkerOptions {
   std::function<MadeBatch(uint64_t sequence)> make{};  // of each batch; without one its bytes count up
   std::string handover{};                              // where it listens to hand batches over as slabs
   Numerics numerics{};                                 // of its kernels
-  uint64_t dataset_size = wire::kSizeUntold;           // that it tells with each batch
+  uint64_t dataset_size = wire::kSizeUnknown;          // that it tells with each batch
   // Writes to a message, or to a wish for a blob, before it is sent.
   std::function<void(const ToTrainer&, std::span<std::byte>)> alter_message{};
-  std::function<void(std::span<std::byte>)> alter_wish{};
+  std::function<void(std::span<std::byte>)> alter_blob_request{};
 };
 
 // Runs on a thread of its own until it is destroyed. `Data` is a DataServer, or one by hand.
@@ -162,8 +162,8 @@ class HandWorkerOf {
   }
 
   void wish() {
-    auto bytes = wire::write_blob_message(wire::BlobWish{.id = *options_.wishes, .offset = blob_.size()});
-    if (options_.alter_wish) options_.alter_wish(bytes);
+    auto bytes = wire::write_blob_message(wire::BlobRequest{.id = *options_.wishes, .offset = blob_.size()});
+    if (options_.alter_blob_request) options_.alter_blob_request(bytes);
     static_cast<void>(server_->send(peer_, bytes));
   }
 

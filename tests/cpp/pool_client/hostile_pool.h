@@ -117,7 +117,7 @@ class HostilePool : private net::PoolSockets {
     return *controller_;
   }
 
-  void begin(PoolIoOptions::SaidSize said_size = {}) {
+  void begin(PoolIoOptions::ReportedSize reported_size = {}) {
     auto source = std::make_unique<PoolSource>(
         PoolIoOptions{.controller = controller_ ? std::optional(controller_->endpoint()) : std::nullopt,
                       .keys = keys_.ring(net::Role::kTrainer),
@@ -127,7 +127,7 @@ class HostilePool : private net::PoolSockets {
                       .credit_bytes = 1 << 24,
                       .arena_bytes = 1 << 24,
                       .is_python = true,
-                      .said_size = std::move(said_size),
+                      .reported_size = std::move(reported_size),
                       .numerics = {1}},
         net::RunId{.id = 7}, keys_.ring(net::Role::kTrainer), own_);
     PoolSource& pool = *source;

@@ -161,7 +161,7 @@ constexpr WrongField kPieceFields[] = {
 };
 static_assert(are_all(kPieceFields, wire::kPieceHeadBytes), "a field of a piece's head has no case");
 
-constexpr WrongField kWishFields[] = {
+constexpr WrongField kBlobRequestFields[] = {
     {"magic", 0, 4, 0},
     {"version", 4, 2, 99},
     {"kind: a piece", 6, 1, 2},
@@ -173,7 +173,7 @@ constexpr WrongField kWishFields[] = {
     {"total bytes", 48, 8, 1},
     {"zero", 56, 8, 1},
 };
-static_assert(are_all(kWishFields, wire::kBlobRecordBytes), "a field of a blob message has no case");
+static_assert(are_all(kBlobRequestFields, wire::kBlobRecordBytes), "a field of a blob message has no case");
 
 // ---- The runs
 
@@ -278,11 +278,11 @@ TEST(HostileWorkers, WrongFieldOfAPieceIsMadeGoodOrNamed) {
 }
 
 TEST(HostileWorkers, WrongFieldOfAWishForABlobIsMadeGoodOrNamed) {
-  run_fields(kWishFields, [](const WrongField& field) {
+  run_fields(kBlobRequestFields, [](const WrongField& field) {
     const Alteration alter{field};
     HandWorker::Options options;
     options.wishes = HostilePool::job_id();
-    options.alter_wish = alter;
+    options.alter_blob_request = alter;
     expect_sound_with(options);
     EXPECT_GT(alter.count->load(), 0);
   });

@@ -84,7 +84,7 @@ class PoolIoTest : public net::PoolSocketsTest {
   }
 
   // Of each batch there is one piece.
-  void ask_for_batches() {
+  void request_batches() {
     inbox_.set_epochs(1, 1);
     io_->begin_epoch(1, {});
     for (uint64_t sequence = 0; sequence < kWorkerCount; ++sequence) {
@@ -122,7 +122,7 @@ TEST_F(PoolIoTest, PiecesThatAreOpenedInATurnAreBoundedAndTheOthersComeInTheNext
   constexpr size_t kOpenedMax = (32 << 20) / kBatchBytes;
   static_assert(kWorkerCount > kOpenedMax);
   ASSERT_TRUE(turn_until([&] { return io_->worker_count() == kWorkerCount && counts_.joined == kWorkerCount; }));
-  ask_for_batches();
+  request_batches();
   ASSERT_TRUE(io_->serve()) << "the requests go out";
   const auto deadline = Clock::now() + kPatience;
   while (counts_.sent < kWorkerCount && Clock::now() < deadline)

@@ -144,7 +144,7 @@ TEST_F(CapacityTest, WhatIsGrantedAgainEndsThePause) {
   EXPECT_EQ(want(8), 8u);
   refuse(7);
   want(8);
-  now_ += kAskPauseMin;
+  now_ += kRetryPauseMin;
   EXPECT_EQ(want(8), 8u) << "the pause is a short one again";
 }
 

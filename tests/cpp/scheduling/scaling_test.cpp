@@ -109,9 +109,9 @@ class Job {
     queue.link_bytes_per_s = link_batches_per_s < 1e9 ? static_cast<uint64_t>(link_batches_per_s * 1e6) : 0;
     queue.wanted_batches = 2 * worker_count;
     queue.ready_batches = is_starved ? 0 : static_cast<uint32_t>(stored_);
-    uint32_t to_ask = queue.wanted_batches - std::min(queue.ready_batches, queue.wanted_batches);
-    if (epoch_steps > 0) to_ask = std::min(to_ask, static_cast<uint32_t>(epoch_end_ - made_));
-    queue.asked_batches = made_per_s == sampler_batches_per_s ? 1 : to_ask;
+    uint32_t to_request = queue.wanted_batches - std::min(queue.ready_batches, queue.wanted_batches);
+    if (epoch_steps > 0) to_request = std::min(to_request, static_cast<uint32_t>(epoch_end_ - made_));
+    queue.asked_batches = made_per_s == sampler_batches_per_s ? 1 : to_request;
     report_.worker_count_max = granted_max;
     scaler.note(report_, worker_count, now);
   }

@@ -18,7 +18,7 @@ class BlobFetchTest : public testing::Test {
  protected:
   std::vector<uint64_t> wishes() {
     std::vector<uint64_t> offsets;
-    for (const auto& wish : fetch_.take_wishes(now_)) offsets.push_back(wish.offset);
+    for (const auto& wish : fetch_.take_requests(now_)) offsets.push_back(wish.offset);
     return offsets;
   }
   Result<void> receive(uint64_t offset, uint64_t total_bytes, uint64_t bytes = kBlobPieceBytesMax) {

@@ -59,7 +59,7 @@ class JobHostTest : public testing::Test {
 
   void take_turn() {
     waker_.begin_turn();
-    auto asked = host_->take_asked();
+    auto asked = host_->take_needs();
     if (asked.result) {
       EXPECT_FALSE(result_) << "two results of one piece of work";
       result_ = std::move(asked.result);
@@ -68,8 +68,8 @@ class JobHostTest : public testing::Test {
     if (asked.failure) failure_ = asked.failure;
     wants_work_ = asked.wants_work;
     if (wants_work_ && offered_) host_->offer(std::exchange(offered_, nullptr));
-    wished_ = asked.blob;
-    if (const auto blob = wished_ ? blobs_.find(*wished_) : blobs_.end(); blob != blobs_.end()) {
+    requested_blob_ = asked.blob;
+    if (const auto blob = requested_blob_ ? blobs_.find(*requested_blob_) : blobs_.end(); blob != blobs_.end()) {
       host_->give_blob(blob->first, std::move(blob->second));
       blobs_.erase(blob);
     }
@@ -129,7 +129,7 @@ class JobHostTest : public testing::Test {
     ASSERT_TRUE(host_->wants_ahead());
     ahead_ = std::make_shared<const PoolWork>(
         PoolWork{.trainer_id = 1, .tenancy = 2, .key = {.epoch = 3, .sequence = 5}, .state = to_bytes(next)});
-    host_->hand_ahead(ahead_);
+    host_->send_ahead(ahead_);
     EXPECT_FALSE(host_->wants_ahead());
   }
   void let_it_go_on() { ASSERT_EQ(::kill(pid_, SIGUSR1), 0); }
@@ -198,7 +198,7 @@ class JobHostTest : public testing::Test {
   pid_t pid_ = 0;                                           // of the process that has work ahead
   std::map<BlobId, Result<std::vector<std::byte>>> blobs_;  // each given once
   std::optional<PoolResult> result_;
-  std::optional<BlobId> wished_;
+  std::optional<BlobId> requested_blob_;
   std::optional<Fault> failure_;
   bool has_lost_process_ = false;
   bool wants_work_ = false;
@@ -468,12 +468,12 @@ TEST_F(JobHostTest, PartOfAJobThatCannotBeHadIsAFault) {
 TEST_F(JobHostTest, LastWishCountsUntilOneIsGranted) {
   start();
   offer("wish_two", 1, {blob_id_of(7), blob_id_of(8)});
-  ASSERT_TRUE(until([&] { return wished_ == blob_id_of(8); }));
+  ASSERT_TRUE(until([&] { return requested_blob_ == blob_id_of(8); }));
   host_->give_blob(blob_id_of(7), made_blob(200));
   host_->give_blob(blob_id_of(9), made_blob(300));
   blobs_.emplace(blob_id_of(8), made_blob(100));
   EXPECT_EQ(result().text, "inline, 100 bytes");
-  EXPECT_FALSE(wished_);
+  EXPECT_FALSE(requested_blob_);
 }
 
 TEST_F(JobHostTest, PartOfAJobThatComesAfterTheWorkIsDropped) {
@@ -487,7 +487,7 @@ TEST_F(JobHostTest, PartOfAJobThatComesAfterTheWorkIsDropped) {
 TEST_F(JobHostTest, ProcessThatAsksAgainForWhatIsOnItsWayIsEnded) {
   start();
   offer("wish_again", 1, {blob_id_of(7)});
-  ASSERT_TRUE(until([&] { return wished_ == blob_id_of(7); }));
+  ASSERT_TRUE(until([&] { return requested_blob_ == blob_id_of(7); }));
   host_->set_wanted(false);  // whereupon it asks again
   host_->give_blob(blob_id_of(7), made_blob(3 * kMiB));
   wait_for_its_word();
@@ -725,7 +725,7 @@ TEST_F(JobHostTest, ProcessThatSpeaksWronglyIsEnded) {
 
 TEST_F(JobHostTest, ProcessOfAnotherVersionIsEndedAndBothAreNamed) {
   start();
-  expect_death("another_version", spoken_versions());
+  expect_death("another_version", format_versions());
 }
 
 TEST_F(JobHostTest, ProcessThatDoesNotReadWhatItAskedForIsEnded) {
@@ -826,7 +826,7 @@ TEST_F(JobHostTest, WarmProcessOfAnotherVersionIsAFailureThatNamesBoth) {
   start("goes_on_in_another_version");
   offer("end");
   ASSERT_TRUE(until([&] { return failure_.has_value(); }));
-  EXPECT_NE(failure_->message.find(spoken_versions()), std::string::npos) << failure_->message;
+  EXPECT_NE(failure_->message.find(format_versions()), std::string::npos) << failure_->message;
   EXPECT_FALSE(wants_work_);
 }
 

@@ -31,7 +31,7 @@ TEST_F(JobOutputTest, IsReadAsFarAsItHasCome) {
   ends_.there.reset();
   EXPECT_EQ(ends_.here.read(), "");
   EXPECT_EQ(ends_.here.fd(), -1);
-  EXPECT_EQ(ends_.here.last_words(kLogName), "a line | and");
+  EXPECT_EQ(ends_.here.last_output(kLogName), "a line | and");
 }
 
 TEST_F(JobOutputTest, OneTurnTakesAStepOfIt) {
@@ -42,19 +42,19 @@ TEST_F(JobOutputTest, OneTurnTakesAStepOfIt) {
 }
 
 TEST_F(JobOutputTest, LastWordsAreWholeLines) {
-  EXPECT_EQ(ends_.here.last_words(kLogName), "");
-  const std::string words(kLastWordsBytesMax / 4, 'x');
+  EXPECT_EQ(ends_.here.last_output(kLogName), "");
+  const std::string words(kLastOutputBytesMax / 4, 'x');
   for (int count = 0; count < 10; ++count) {
     write(words + "\n");
     ends_.here.read();
   }
-  EXPECT_EQ(ends_.here.last_words(kLogName), words + " | " + words + " | " + words);
+  EXPECT_EQ(ends_.here.last_output(kLogName), words + " | " + words + " | " + words);
 }
 
 TEST_F(JobOutputTest, LastWordsAreOneLineWithoutWhatIsEmpty) {
   write("\n Traceback:\n\n    in a file\r\n\n");
   ends_.here.read();
-  EXPECT_EQ(ends_.here.last_words(kLogName), "Traceback: | in a file");
+  EXPECT_EQ(ends_.here.last_output(kLogName), "Traceback: | in a file");
 }
 
 TEST_F(JobOutputTest, IsReadableOnceItWasFoundToBeAndUntilItIsRead) {
@@ -66,20 +66,20 @@ TEST_F(JobOutputTest, IsReadableOnceItWasFoundToBeAndUntilItIsRead) {
 }
 
 TEST_F(JobOutputTest, LastWordsOfALineThatIsTooLongAreItsEnd) {
-  write(std::string(2 * kLastWordsBytesMax, 'x') + "end\n\n");
+  write(std::string(2 * kLastOutputBytesMax, 'x') + "end\n\n");
   ends_.here.read();
-  const std::string words = ends_.here.last_words(kLogName);
+  const std::string words = ends_.here.last_output(kLogName);
   EXPECT_TRUE(words.ends_with("xend")) << words;
-  EXPECT_LE(words.size(), kLastWordsBytesMax);
+  EXPECT_LE(words.size(), kLastOutputBytesMax);
 }
 
 TEST_F(JobOutputTest, LinesOfTheLogAreNoLastWords) {
   write("2026-01-02T03:04:05+0000 penstock worker 3f2a on host: serves job of trainer 12345678\n");
   ends_.here.read();
-  EXPECT_EQ(ends_.here.last_words(kLogName), "");
+  EXPECT_EQ(ends_.here.last_output(kLogName), "");
   write("there is no disk\n2026-01-02T03:04:05+0000 penstock worker 3f2a on host: has finished job\n");
   ends_.here.read();
-  EXPECT_EQ(ends_.here.last_words(kLogName), "there is no disk");
+  EXPECT_EQ(ends_.here.last_output(kLogName), "there is no disk");
 }
 
 TEST(OutputBudget, IsABurstAndThenARate) {

@@ -44,7 +44,7 @@ inline std::vector<std::byte> made_blob(size_t size) {
 }
 
 // What somebody who meets that version says of it.
-inline std::string spoken_versions() {
+inline std::string format_versions() {
   return "has version " + std::to_string(kOtherVersion) + ", but this process uses version " +
          std::to_string(wire::kJobVersion);
 }

@@ -85,7 +85,7 @@ class Job {
       blobs_.assign(message.blobs.begin(), message.blobs.end());
       const std::string word = to_text(message.state);
       if (word == "tell") {
-        tell(spoken(message));
+        tell(format_work(message));
       } else {
         act(word);
       }
@@ -190,7 +190,7 @@ class Job {
     ::poll(&item, 1, -1);
   }
 
-  static std::string spoken(const ToJob& work) {
+  static std::string format_work(const ToJob& work) {
     std::string text = "trainer " + std::to_string(work.trainer_id) + " tenancy " + std::to_string(work.tenancy) +
                        " epoch " + std::to_string(work.key.epoch) + " sequence " + std::to_string(work.key.sequence) +
                        " lane " + std::to_string(work.lane) + (work.is_lane_start ? " starts" : " goes on") +
@@ -343,7 +343,7 @@ class Job {
 
   // ---- Blobs
 
-  void wish(size_t place) { answer({.kind = FromJob::Kind::kBlobWish, .blob = blobs_.at(place)}); }
+  void wish(size_t place) { answer({.kind = FromJob::Kind::kBlobRequest, .blob = blobs_.at(place)}); }
 
   // What the server sends for it, in words.
   std::string reply_to(size_t place) {
@@ -353,14 +353,14 @@ class Job {
       const auto message = wire::parse_to_job(received.value().bytes).value();
       if (message.kind == ToJob::Kind::kUnwanted || message.kind == ToJob::Kind::kWanted) continue;
       if (message.blobs.size() != 1 || message.blobs.front() != blobs_.at(place)) return "a reply about another blob";
-      if (message.kind == ToJob::Kind::kBlob) return "inline, " + spoken_blob(message.body);
+      if (message.kind == ToJob::Kind::kBlob) return "inline, " + format_blob(message.body);
       if (message.kind == ToJob::Kind::kNoBlob)
         return "none, " + std::string(errc_name(static_cast<Errc>(message.error))) + ": " + to_text(message.body);
       if (message.kind != ToJob::Kind::kBlobInFile || received.value().fds.size() != 1) return "no reply";
-      return "in a file, " + spoken_blob(file_bytes(received.value().fds.front().get(), message.blob_bytes));
+      return "in a file, " + format_blob(file_bytes(received.value().fds.front().get(), message.blob_bytes));
     }
   }
-  static std::string spoken_blob(Bytes bytes) {
+  static std::string format_blob(Bytes bytes) {
     return std::ranges::equal(bytes, made_blob(bytes.size())) ? std::to_string(bytes.size()) + " bytes" : "other bytes";
   }
   // Nothing where the file is not of that size.
@@ -396,11 +396,11 @@ class Warm {
     }
     if (word_ == "begins_in_another_version") {
       is_of_another_version_ = true;
-      say_ready();
+      send_ready();
     } else if (word_ == "begins_wrongly") {
       send({.kind = WarmMessage::Kind::kStarted, .job = 1, .pid = 1});
     } else {
-      say_ready();
+      send_ready();
     }
     while (serve()) {
     }
@@ -434,7 +434,7 @@ class Warm {
   void fork(uint64_t job, FileDescriptor socket, const FileDescriptor& errors) {
     if (word_ == "cannot_fork") return send({.kind = WarmMessage::Kind::kEnded, .job = job});
     if (word_ == "leaves") ::_exit(kExitCodeOfWarm);
-    if (word_ == "says_it_again") return say_ready();
+    if (word_ == "says_it_again") return send_ready();
     is_of_another_version_ = word_ == "goes_on_in_another_version";
     const pid_t pid = ::fork();
     if (pid == 0) {
@@ -484,7 +484,7 @@ class Warm {
     for (const auto& [job, pid] : processes_) ::waitpid(pid, nullptr, 0);
   }
 
-  void say_ready() {
+  void send_ready() {
     send({.kind = WarmMessage::Kind::kReady,
           .torch = 0x020f,
           .job_kinds = wire::kind_bit(wire::JobKind::kPlugin),

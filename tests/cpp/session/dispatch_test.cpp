@@ -46,11 +46,11 @@ class DispatchTest : public testing::Test {
   void collect() {
     for (const auto& command : dispatch_.take_commands()) {
       commands_.push_back(command);
-      if (command.kind == Kind::kAsk) asked_.push_back({command.worker, command.key.sequence});
+      if (command.kind == Kind::kSendRequest) requested_.push_back({command.worker, command.key.sequence});
     }
   }
   // The requests to each worker since this was last called.
-  std::vector<std::pair<WorkerSlot, uint64_t>> asked() { return std::exchange(asked_, {}); }
+  std::vector<std::pair<WorkerSlot, uint64_t>> asked() { return std::exchange(requested_, {}); }
   size_t count(Kind kind) const {
     return std::count_if(commands_.begin(), commands_.end(), [&](const auto& c) { return c.kind == kind; });
   }
@@ -59,7 +59,7 @@ class DispatchTest : public testing::Test {
   Dispatch dispatch_{{.depth_max = 2}};
   Instant now_{};
   std::vector<Dispatch::Command> commands_;
-  Asked asked_;
+  Asked requested_;
 };
 
 TEST_F(DispatchTest, RequestsWaitForAWorkerAndGoOutInOrder) {
@@ -416,7 +416,7 @@ class LaneTest : public DispatchTest {
   std::vector<bool> starts() const {
     std::vector<bool> result;
     for (const auto& command : commands_)
-      if (command.kind == Kind::kAsk) result.push_back(command.is_lane_start);
+      if (command.kind == Kind::kSendRequest) result.push_back(command.is_lane_start);
     return result;
   }
 };

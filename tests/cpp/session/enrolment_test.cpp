@@ -54,7 +54,7 @@ TEST_F(WorkerEnrolmentTest, ControllerThatHasJustStartedLeavesItAsItIs) {
 
 TEST_F(WorkerEnrolmentTest, OrdersOfAControllerThatIsGoneLapse) {
   orders(7, 1);
-  now_ += kOrdersGoodFor - std::chrono::milliseconds(1);
+  now_ += kOrdersValidity - std::chrono::milliseconds(1);
   enrolment_.tick(session_, now_);
   EXPECT_TRUE(serves(7));
   EXPECT_FALSE(serves(8));

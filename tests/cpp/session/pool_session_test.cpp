@@ -783,7 +783,7 @@ TEST_F(PoolSessionTest, WorkerThatDoesNotAnswerForLongIsNotThere) {
 }
 
 TEST_F(PoolSessionTest, WrongPiecesAreTheNetworksFaultUntilTheyAreTooManyInARow) {
-  constexpr auto kPerhaps = PoolSession::Wrong::kPerhapsOnTheWay;
+  constexpr auto kPerhaps = PoolSession::Wrong::kMaybeInFlight;
   roster({{.worker_id = 1, .incarnation = 1}, {.worker_id = 2, .incarnation = 1}});
   uint64_t sequence = 0;
   for (uint32_t round = 0; round < 2; ++round) {

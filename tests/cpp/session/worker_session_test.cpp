@@ -48,12 +48,12 @@ class WorkerSessionTest : public testing::Test {
       if (command.kind == WorkerSession::Command::Kind::kDrop) {
         dropped_.push_back(command.key.sequence);
       } else {
-        said_.push_back(command.message.kind);
+        sent_messages_.push_back(command.message.kind);
         last_ = command;
       }
     }
   }
-  std::vector<Out> said() { return std::exchange(said_, {}); }
+  std::vector<Out> said() { return std::exchange(sent_messages_, {}); }
   std::vector<uint64_t> dropped() { return std::exchange(dropped_, {}); }
 
   WorkerSession session_;
@@ -61,7 +61,7 @@ class WorkerSessionTest : public testing::Test {
   uint64_t trainer_id_ = 7;
   uint32_t link_ = 0;
   uint64_t stamp_ = 0;
-  std::vector<Out> said_;
+  std::vector<Out> sent_messages_;
   std::vector<uint64_t> dropped_;
   WorkerSession::Command last_;
 };

@@ -88,8 +88,8 @@ class ChannelTest : public testing::Test {
   }
 
   // The next message as text, with the number of its descriptors if it has any, or the name of the error.
-  std::string received() { return spoken(here_->receive(soon())); }
-  static std::string spoken(const Result<Channel::Message>& message) {
+  std::string received() { return format_message(here_->receive(soon())); }
+  static std::string format_message(const Result<Channel::Message>& message) {
     if (!message) return std::string(errc_name(message.error().code));
     const auto bytes = message.value().bytes;
     std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
@@ -193,7 +193,7 @@ TEST_F(ChannelTest, MessagesGoBothWays) {
   ASSERT_TRUE(send(*there_, "question"));
   EXPECT_EQ(received(), "question");
   ASSERT_TRUE(post(*here_, bytes_of("answer")));
-  EXPECT_EQ(spoken(there_->receive(soon())), "answer");
+  EXPECT_EQ(format_message(there_->receive(soon())), "answer");
 }
 
 TEST_F(ChannelTest, RecordIsReadByItsSize) {
@@ -216,7 +216,7 @@ TEST_F(ChannelTest, MessageThatComesByteByByteIsWholeAtItsEnd) {
       ASSERT_TRUE(message) << message.error().message;
       ASSERT_EQ(message.value().has_value(), index + 1 == bytes.size()) << index;
       if (!message.value()) continue;
-      EXPECT_EQ(spoken(*message.value()), "hello +1");
+      EXPECT_EQ(format_message(*message.value()), "hello +1");
       EXPECT_EQ(identity_of(message.value()->fds.front().get()), identity_of(fd));
     }
   }
@@ -235,7 +235,7 @@ TEST_F(ChannelTest, MessagesThatAreCutAnywhereAreTheSame) {
       send_raw(part);
       ASSERT_TRUE(here_->fill().value());
       for (auto message = here_->next(); message && message.value(); message = here_->next())
-        texts.push_back(spoken(*message.value()));
+        texts.push_back(format_message(*message.value()));
     }
     EXPECT_EQ(texts, (std::vector<std::string>{"first", "", "the third"})) << cut;
   }
@@ -247,7 +247,7 @@ TEST_F(ChannelTest, MessagesThatWaitAreTakenInAtOnce) {
   for (int index = 0; index < 100; ++index) {
     const auto message = here_->next();
     ASSERT_TRUE(message && message.value()) << index;
-    EXPECT_EQ(spoken(*message.value()), std::to_string(index));
+    EXPECT_EQ(format_message(*message.value()), std::to_string(index));
   }
   EXPECT_FALSE(here_->fill().value());
 }
@@ -302,7 +302,7 @@ TEST_F(ChannelTest, MessagesBehindAPeerThatDoesNotReadAreKeptInTheirOrder) {
     ASSERT_TRUE(here_->fill());
     for (auto message = here_->next(); message && message.value(); message = here_->next(), ++count) {
       if (count % 2 == 0) {
-        ASSERT_EQ(spoken(*message.value()), std::to_string(count / 2));
+        ASSERT_EQ(format_message(*message.value()), std::to_string(count / 2));
       } else {
         ASSERT_EQ(message.value()->bytes.size(), 5000u);
       }
@@ -329,7 +329,7 @@ TEST_F(ChannelTest, NothingBeforeTheDeadlineIsATimeout) {
 
 TEST_F(ChannelTest, MessageThatIsThereIsReceivedAfterTheDeadlineToo) {
   ASSERT_TRUE(send(*there_, "late"));
-  EXPECT_EQ(spoken(here_->receive(steady_clock::now() - minutes(1))), "late");
+  EXPECT_EQ(format_message(here_->receive(steady_clock::now() - minutes(1))), "late");
 }
 
 // ---- Sending with descriptors and without blocking
@@ -341,7 +341,7 @@ TEST_F(ChannelTest, WhatIsTriedComesWithItsDescriptors) {
   ASSERT_TRUE(try_send(*there_, bytes_of("none")).value());
   EXPECT_FALSE(there_->has_unsent());
   const auto message = here_->receive(soon());
-  EXPECT_EQ(spoken(message), "file +1");
+  EXPECT_EQ(format_message(message), "file +1");
   EXPECT_EQ(identity_of(message.value().fds.front().get()), identity_of(fd));
   EXPECT_EQ(received(), "none");
 }
@@ -576,7 +576,7 @@ TEST_F(ChannelTest, MessageAboveWhatTheReaderTakesIsMalformedBeforeItsBytesCome)
 TEST_F(ChannelTest, WhatTheReaderTakesBoundsNothingThatItSends) {
   open_with(10);
   ASSERT_TRUE(send(*here_, "more than ten bytes"));
-  EXPECT_EQ(spoken(there_->receive(soon())), "more than ten bytes");
+  EXPECT_EQ(format_message(there_->receive(soon())), "more than ten bytes");
   ASSERT_TRUE(post(*here_, bytes_of("more than ten bytes")));
   ASSERT_TRUE(try_send(*here_, bytes_of("more than ten bytes")).value());
 }
@@ -631,9 +631,9 @@ TEST_F(ChannelTest, WorkerConnectsAndBothSidesTalk) {
   ASSERT_TRUE(send(worker.value(), "hello"));
   auto trainer = listener.value().accept();
   ASSERT_TRUE(trainer) << trainer.error().message;
-  EXPECT_EQ(spoken(trainer.value().receive(soon())), "hello");
+  EXPECT_EQ(format_message(trainer.value().receive(soon())), "hello");
   ASSERT_TRUE(send(trainer.value(), "welcome"));
-  EXPECT_EQ(spoken(worker.value().receive(soon())), "welcome");
+  EXPECT_EQ(format_message(worker.value().receive(soon())), "welcome");
 }
 
 TEST_F(ChannelTest, ConnectingWhereNobodyListensIsClosed) {

@@ -35,7 +35,7 @@ struct Sample {
 };
 
 std::vector<Sample> samples() {
-  return {{BlobWish{.id = digest(), .offset = 4 * kMiB}, 0},
+  return {{BlobRequest{.id = digest(), .offset = 4 * kMiB}, 0},
           {BlobPiece{.id = digest(), .offset = 4 * kMiB, .total_bytes = 5 * kMiB}, kBlobPieceBytesMax},
           {BlobUnknown{.id = digest()}, 0}};
 }
@@ -60,7 +60,7 @@ TEST(BlobRecord, HasTheBytesOfTheSpecification) {
   expected.insert(expected.end(), kDigest.begin(), kDigest.end());
   expected.insert(expected.end(), {2, 0, 0, 0, 0, 0, 0, 0});  // the piece that begins at byte 2
   expected.resize(kBlobRecordBytes);
-  const auto part = write_blob_message(BlobWish{.id = digest(), .offset = 2});
+  const auto part = write_blob_message(BlobRequest{.id = digest(), .offset = 2});
   ASSERT_EQ(part.size(), expected.size());
   EXPECT_EQ(std::memcmp(part.data(), expected.data(), expected.size()), 0);
 }
@@ -69,7 +69,7 @@ TEST(BlobRecord, IsToldFromTheOtherMessagesOfAPool) {
   for (const auto& [message, piece_bytes] : samples()) EXPECT_TRUE(is_blob_message(write_blob_message(message)));
   EXPECT_FALSE(is_blob_message(write_to_worker({.message = {.trainer_id = 1}})));
   EXPECT_FALSE(is_blob_message(write_to_trainer({})));
-  const auto wish = write_blob_message(BlobWish{});
+  const auto wish = write_blob_message(BlobRequest{});
   EXPECT_FALSE(is_blob_message(std::span(wish).first(3)));
   EXPECT_FALSE(is_blob_message({}));
 }
@@ -122,12 +122,12 @@ TEST(BlobRecord, WhatIsAboveACapIsRefused) {
   EXPECT_TRUE(is_taken(last, kBlobPieceBytesMax));
   EXPECT_FALSE(is_taken({.id = digest(), .total_bytes = kBlobBytesMax}, kBlobPieceBytesMax + 1));
   EXPECT_FALSE(is_taken({.id = digest(), .total_bytes = kBlobBytesMax + 1}, 1));
-  EXPECT_TRUE(parse_blob_message(write_blob_message(BlobWish{.id = digest(), .offset = kBlobBytesMax - 1}), 0));
-  EXPECT_FALSE(parse_blob_message(write_blob_message(BlobWish{.id = digest(), .offset = kBlobBytesMax}), 0));
+  EXPECT_TRUE(parse_blob_message(write_blob_message(BlobRequest{.id = digest(), .offset = kBlobBytesMax - 1}), 0));
+  EXPECT_FALSE(parse_blob_message(write_blob_message(BlobRequest{.id = digest(), .offset = kBlobBytesMax}), 0));
 }
 
 TEST(BlobRecord, AnotherVersionIsAMismatchThatNamesBoth) {
-  const auto parsed = parse_blob_message(with<uint16_t>(write_blob_message(BlobWish{}), 4, 7), 0);
+  const auto parsed = parse_blob_message(with<uint16_t>(write_blob_message(BlobRequest{}), 4, 7), 0);
   ASSERT_FALSE(parsed);
   EXPECT_EQ(parsed.error().code, Errc::kMismatch);
   EXPECT_NE(parsed.error().message.find("version 7"), std::string::npos);
@@ -136,7 +136,7 @@ TEST(BlobRecord, AnotherVersionIsAMismatchThatNamesBoth) {
 
 TEST(BlobRecord, UnknownKindIsRefused) {
   for (const uint8_t kind : {uint8_t{0}, uint8_t{4}, uint8_t{255}})
-    EXPECT_FALSE(parse_blob_message(with(write_blob_message(BlobWish{}), 6, kind), 0));
+    EXPECT_FALSE(parse_blob_message(with(write_blob_message(BlobRequest{}), 6, kind), 0));
 }
 
 TEST(BlobRecord, IdsAreReadWhereTheyLie) {

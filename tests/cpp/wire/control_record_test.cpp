@@ -87,7 +87,7 @@ std::vector<ControlMessage> one_of_each() {
                                      {std::byte{6}, std::byte{7}}},
                                     {{.worker_id = 8, .incarnation = 2, .is_withdrawn = true}, "tcp://b:2", {}}},
                         .declines = {{.worker_id = 9, .reason = "no module named 'images'"}}},
-          Farewell{.id = 6, .is_worker = true, .secret = {std::byte{4}}},
+          Deregistration{.id = 6, .is_worker = true, .secret = {std::byte{4}}},
           StatusRequest{},
           Status{.json = R"({"workers": []})"},
           DrainRequest{.worker_id = 7},

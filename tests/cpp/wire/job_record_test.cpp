@@ -285,7 +285,7 @@ class FromJobRecord : public testing::Test {
   FromJob end() const { return {.answer = AnswerKind::kEnd, .cpu_share = 1}; }
   FromJob given_up() const { return {.kind = FromJob::Kind::kGivenUp}; }
   FromJob declined() const { return {.kind = FromJob::Kind::kDeclined, .text = text_}; }
-  FromJob wish() const { return {.kind = FromJob::Kind::kBlobWish, .key = {2, 3}, .blob = job_blob_id(7)}; }
+  FromJob wish() const { return {.kind = FromJob::Kind::kBlobRequest, .key = {2, 3}, .blob = job_blob_id(7)}; }
   FromJob ready() const { return {.kind = FromJob::Kind::kReady}; }
   FromJob states() const { return {.kind = FromJob::Kind::kStates, .key = {2, 0}, .state = state_}; }
   FromJob end_with_state() const { return {.answer = AnswerKind::kEnd, .key = {2, 3}, .state = state_}; }

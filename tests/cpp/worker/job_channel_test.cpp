@@ -33,7 +33,7 @@ Bytes channel_bytes(std::string_view text) {
   return {bytes.begin(), bytes.end()};
 }
 
-std::string spoken_blob(const Result<Bytes>& bytes) {
+std::string format_blob(const Result<Bytes>& bytes) {
   if (!bytes) return std::string(errc_name(bytes.error().code)) + ": " + bytes.error().message;
   return {reinterpret_cast<const char*>(bytes.value().data()), bytes.value().size()};
 }
@@ -180,18 +180,18 @@ TEST_F(JobChannelTest, PartOfAJobIsAskedForOnceAndComesEitherWay) {
   begin_work();
   EXPECT_EQ(job_->blob(id_, before()).error().code, Errc::kTimeout);
   EXPECT_EQ(job_->blob(id_, before()).error().code, Errc::kTimeout);
-  EXPECT_EQ(heard(), FromJob::Kind::kBlobWish);
+  EXPECT_EQ(heard(), FromJob::Kind::kBlobRequest);
   EXPECT_EQ(heard(), std::nullopt);
   say({.kind = ToJob::Kind::kBlob, .blobs = {&id_, 1}, .body = blob_});
-  EXPECT_EQ(spoken_blob(job_->blob(id_, before())), "a part of a job");
+  EXPECT_EQ(format_blob(job_->blob(id_, before())), "a part of a job");
 
   EXPECT_EQ(job_->blob(id_, before()).error().code, Errc::kTimeout);
-  EXPECT_EQ(heard(), FromJob::Kind::kBlobWish);
+  EXPECT_EQ(heard(), FromJob::Kind::kBlobRequest);
   const FileDescriptor file(::memfd_create("penstock-test", MFD_CLOEXEC));
   ASSERT_EQ(::write(file.get(), blob_.data(), blob_.size()), static_cast<ssize_t>(blob_.size()));
   const int fd = file.get();
   say({.kind = ToJob::Kind::kBlobInFile, .blob_bytes = blob_.size(), .blobs = {&id_, 1}}, {&fd, 1});
-  EXPECT_EQ(spoken_blob(job_->blob(id_, before())), "a part of a job");
+  EXPECT_EQ(format_blob(job_->blob(id_, before())), "a part of a job");
 }
 
 // A wait is many short ones, and what comes between two of them, or is seen while somebody looks whether the batch is
@@ -203,7 +203,7 @@ TEST_F(JobChannelTest, PartOfAJobThatComesBetweenTwoWaitsIsNotLost) {
   say({.kind = ToJob::Kind::kWanted, .key = kWorkKey});
   say({.kind = ToJob::Kind::kBlob, .blobs = {&id_, 1}, .body = blob_});
   EXPECT_TRUE(job_->is_wanted());
-  EXPECT_EQ(spoken_blob(job_->blob(id_, before())), "a part of a job");
+  EXPECT_EQ(format_blob(job_->blob(id_, before())), "a part of a job");
 }
 
 TEST_F(JobChannelTest, PartOfAJobThatCannotBeHadIsItsFault) {
@@ -214,7 +214,7 @@ TEST_F(JobChannelTest, PartOfAJobThatCannotBeHadIsItsFault) {
        .error = static_cast<uint8_t>(Errc::kUnsupported),
        .blobs = {&id_, 1},
        .body = text});
-  EXPECT_EQ(spoken_blob(job_->blob(id_, before())), "unsupported: the trainer does not have it");
+  EXPECT_EQ(format_blob(job_->blob(id_, before())), "unsupported: the trainer does not have it");
 }
 
 TEST_F(JobChannelTest, AnotherPartOfAJobIsPassedOver) {
@@ -223,7 +223,7 @@ TEST_F(JobChannelTest, AnotherPartOfAJobIsPassedOver) {
   const BlobId other = channel_blob_id(8);
   say({.kind = ToJob::Kind::kBlob, .blobs = {&other, 1}, .body = channel_bytes("of work before this")});
   say({.kind = ToJob::Kind::kBlob, .blobs = {&id_, 1}, .body = blob_});
-  EXPECT_EQ(spoken_blob(job_->blob(id_, before())), "a part of a job");
+  EXPECT_EQ(format_blob(job_->blob(id_, before())), "a part of a job");
 }
 
 TEST_F(JobChannelTest, PartOfAJobIsNotWaitedForWhenNobodyWantsTheBatch) {

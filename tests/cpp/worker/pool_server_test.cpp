@@ -449,7 +449,7 @@ TEST_F(PoolServerTest, AnotherInTheNameOfATrainerGetsNothingAndDisturbsNothing) 
   end_worker();
   std::string notices;
   for (const std::string& notice : server_->take_notices()) notices += notice + "\n";
-  const std::string claim = "rejected a process that falsely claims to be trainer " + spoken_id(run_.id) + "; ";
+  const std::string claim = "rejected a process that falsely claims to be trainer " + format_id(run_.id) + "; ";
   EXPECT_EQ(notices, claim + "it has the key of the role trainer: check who holds that key\n" + claim +
                          "it has the key of the user ann: check who holds that key\n");
 }
@@ -462,7 +462,7 @@ class KeepingMaker final : public server::Maker {
   void set_waker(Waker& waker) { waker_ = &waker; }
   uint64_t ended_id() const { return ended_id_; }
 
-  Asked take_asked() override { return {}; }
+  Needs take_needs() override { return {}; }
   void offer(std::shared_ptr<const PoolWork>) override {}
   void set_wanted(bool) override {}
   void give_blob(const BlobId&, Result<std::vector<std::byte>>) override {}
@@ -491,7 +491,7 @@ TEST_F(PoolServerTest, GoodbyeForGoodEndsWhatIsKeptOfItsTrainerAndNobodyElseSays
     expect_connected(*client);
     return RawLink(std::move(client), run);
   };
-  const auto expect_said = [&](const RawLink& link, ToTrainer::Kind kind) {
+  const auto expect_reported = [&](const RawLink& link, ToTrainer::Kind kind) {
     const auto receipt = next_message(link.socket());
     ASSERT_TRUE(receipt);
     const auto parsed = wire::parse_to_trainer(receipt->parts[0].bytes());
@@ -499,20 +499,20 @@ TEST_F(PoolServerTest, GoodbyeForGoodEndsWhatIsKeptOfItsTrainerAndNobodyElseSays
     EXPECT_EQ(parsed.value().message.kind, kind);
   };
   RawLink trainer = link_of(run_);
-  expect_said(trainer, ToTrainer::Kind::kWelcome);
+  expect_reported(trainer, ToTrainer::Kind::kWelcome);
   trainer.send({.kind = ToWorker::Kind::kBye, .is_continued = true});
   trainer.send({.kind = ToWorker::Kind::kPing});  // to a worker that serves it no more
-  expect_said(trainer, ToTrainer::Kind::kBroken);
+  expect_reported(trainer, ToTrainer::Kind::kBroken);
   EXPECT_EQ(maker.ended_id(), 0u);
   RawLink impostor = link_of({.id = run_.id});
-  expect_said(impostor, ToTrainer::Kind::kRefused);
+  expect_reported(impostor, ToTrainer::Kind::kRefused);
   impostor.send({.kind = ToWorker::Kind::kBye});
   impostor.send({.kind = ToWorker::Kind::kHello});
-  expect_said(impostor, ToTrainer::Kind::kRefused);
+  expect_reported(impostor, ToTrainer::Kind::kRefused);
   EXPECT_EQ(maker.ended_id(), 0u);
   trainer.send({.kind = ToWorker::Kind::kBye});
   trainer.send({.kind = ToWorker::Kind::kPing});
-  expect_said(trainer, ToTrainer::Kind::kBroken);
+  expect_reported(trainer, ToTrainer::Kind::kBroken);
   EXPECT_EQ(maker.ended_id(), run_.id);
 }
 
@@ -655,7 +655,7 @@ class BlobTransfer : public PoolServerTest {
 TEST_F(BlobTransfer, TwentyMegabytesComeWholeAlsoWhereWishesAreLost) {
   serve_blob(options());
   trainer_->blobs[id_] = random_bytes(20 * kMegabyte + 17);
-  trainer_->wishes_to_ignore = 1;
+  trainer_->requests_to_ignore = 1;
   trainer_->ask(0, {.blobs = {id_}});
   trainer_->answer(0);
   EXPECT_EQ(got_, trainer_->blobs[id_]);
@@ -680,9 +680,9 @@ TEST_F(BlobTransfer, AnotherCannotSayThatABlobIsUnknownOrSpoilIt) {
   serve_blob(options());
   const RawLink stranger(join(), other_run_);
   trainer_->blobs[id_] = random_bytes(100);
-  trainer_->wishes_to_ignore = 1'000'000;
+  trainer_->requests_to_ignore = 1'000'000;
   trainer_->ask(0, {.blobs = {id_}});
-  ASSERT_TRUE(trainer_->serve_until([&] { return trainer_->wishes_to_ignore < 1'000'000; }));
+  ASSERT_TRUE(trainer_->serve_until([&] { return trainer_->requests_to_ignore < 1'000'000; }));
   const auto unknown = wire::write_blob_message(wire::BlobUnknown{.id = id_});
   const auto head = wire::write_blob_message(wire::BlobPiece{.id = id_, .offset = 0, .total_bytes = 100});
   const auto bytes = filled(100, 1);
@@ -699,7 +699,7 @@ TEST_F(BlobTransfer, AnotherCannotSayThatABlobIsUnknownOrSpoilIt) {
     net::ClientReceipt receipt;
     ASSERT_TRUE(trainer_->serve_until([&] { return stranger.socket().try_receive(receipt).value(); }));
   }
-  trainer_->wishes_to_ignore = 0;
+  trainer_->requests_to_ignore = 0;
   trainer_->answer(0);
   EXPECT_EQ(error_code(), std::nullopt);
   EXPECT_EQ(got_, trainer_->blobs[id_]);
@@ -718,11 +718,11 @@ TEST_F(BlobTransfer, OneAboveTheCapIsRefused) {
 
 TEST_F(BlobTransfer, NobodyWaitsForTheBlobOfABatchThatIsNotWanted) {
   serve_blob(options());
-  trainer_->wishes_to_ignore = 1'000'000;
+  trainer_->requests_to_ignore = 1'000'000;
   trainer_->ask(0, {.blobs = {id_}});
-  ASSERT_TRUE(trainer_->serve_until([&] { return trainer_->wishes_to_ignore < 1'000'000; }));
+  ASSERT_TRUE(trainer_->serve_until([&] { return trainer_->requests_to_ignore < 1'000'000; }));
   trainer_->forget(0);
-  trainer_->wishes_to_ignore = 0;
+  trainer_->requests_to_ignore = 0;
   trainer_->blobs[id_] = random_bytes(10);
   trainer_->ask(1, {.blobs = {id_}});
   trainer_->answer(1);
@@ -745,7 +745,7 @@ class RegisteredWorker : public PoolServerTest {
   wire::ControlMessage next_report() {
     auto receipt = next_message(*controller_);
     EXPECT_TRUE(receipt);
-    if (!receipt) return wire::Farewell{};
+    if (!receipt) return wire::Deregistration{};
     routing_id_ = receipt->peer.routing_id;
     return wire::parse_control(receipt->parts.at(0).bytes()).value();
   }
@@ -840,10 +840,10 @@ TEST_F(RegisteredWorker, OneThatIsToldToDrainSaysFarewell) {
   do {
     message = next_report();
   } while (std::holds_alternative<wire::WorkerReport>(message));
-  const auto farewell = std::get<wire::Farewell>(message);
-  EXPECT_TRUE(farewell.is_worker);
-  EXPECT_EQ(farewell.id, server_->worker_id());
-  EXPECT_EQ(net::run_id_of(keys_.public_key(Role::kWorker), farewell.secret), farewell.id);
+  const auto deregistration = std::get<wire::Deregistration>(message);
+  EXPECT_TRUE(deregistration.is_worker);
+  EXPECT_EQ(deregistration.id, server_->worker_id());
+  EXPECT_EQ(net::run_id_of(keys_.public_key(Role::kWorker), deregistration.secret), deregistration.id);
   EXPECT_EQ(ended_.get(), (Fault{Errc::kClosed, "this worker was drained"}));
   EXPECT_EQ(server_->standing(), (Standing{.drain_cause = Standing::DrainCause::kOrder}));
 }

@@ -112,7 +112,7 @@ class PoolTrainer {
   session::PoolSession& session() { return session_; }
   std::map<wire::BlobId, Bytes> blobs;
   uint64_t blob_piece_bytes = wire::kBlobPieceBytesMax;
-  int wishes_to_ignore = 0;
+  int requests_to_ignore = 0;
   int answers_to_lose = 0;
   uint8_t ciphers = net::fast_ciphers();
   std::string refusal;  // the worker's last message
@@ -201,9 +201,9 @@ class PoolTrainer {
   }
 
   void hand_out(const wire::BlobMessage& message) {
-    const auto wish = std::get<wire::BlobWish>(message);
-    if (wishes_to_ignore > 0) {
-      --wishes_to_ignore;
+    const auto wish = std::get<wire::BlobRequest>(message);
+    if (requests_to_ignore > 0) {
+      --requests_to_ignore;
       return;
     }
     const auto found = blobs.find(wish.id);
