@@ -21,10 +21,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 # The modules that import torch and numpy are imported after the measurements: if this process had
 # mapped a page as well, a worker's part of it would be smaller.
@@ -223,16 +223,23 @@ def records(
         parameters = {"python": python, "jobs": jobs, "workers": args.workers}
         for metric in TIMES:
             values = getattr(its, metric)
-            yield with_ends(summary(f"first_jobs/{metric}", parameters, values, 6), values)
+            yield with_ends(f"first_jobs/{metric}", parameters, values, 6)
         for after_jobs, rounds in ((0, its.before), (jobs, its.after)):
-            for kind in {kind: None for found in rounds for kind in found}:
+            for kind in [kind for kind in KINDS if any(kind in found for found in rounds)]:
                 values = [found.get(kind, 0) for found in rounds]
                 of_kind = {**parameters, "kind": kind, "after_jobs": after_jobs}
-                yield with_ends(summary("first_jobs/pss_bytes", of_kind, values, 0), values)
+                yield with_ends("first_jobs/pss_bytes", of_kind, values, 0)
     yield summary("first_jobs/foreign_cores", {"python": "all"}, [foreign_cores])
 
 
-def with_ends(record: Record, values: list[float]) -> Record:
+def with_ends(
+    name: str, parameters: dict[str, Any], values: Sequence[float], ndigits: int
+) -> Record:
+    """One record with the smallest and the largest value, rounded like the median."""
+    from figures import summary
+
+    values = [round(value, ndigits) for value in values]
+    record = summary(name, parameters, values, ndigits)
     return {**record, "min": min(values), "max": max(values), "values": values}
 
 

@@ -76,7 +76,9 @@ void mutate(Bytes& bytes, Choices& choices) {
   if (choices.mostly()) bytes[kReservedAt] = std::byte{0};
   if (choices.mostly()) bytes[kSlowestShareAt] |= std::byte{1};
   if (choices.below(4) == 0) std::fill_n(bytes.begin() + kSlowestPlaceAt, 4, std::byte{0});
-  // What is behind the head is shared out among blob, text, state and batch. Some of it is above its cap.
+  // libFuzzer keeps short inputs, so a body above the cap of texts and states is made here.
+  if (choices.below(16) == 0) bytes.resize(wire::kFromJobHeadBytes + wire::kJobBodyBytesMax + choices.below(100));
+  // The body is divided among blob, text, state and batch. Some of it is above its cap.
   if (kind == Kind::kBlobRequest && choices.mostly())
     bytes.resize(std::max(bytes.size(), wire::kFromJobHeadBytes + sizeof(wire::BlobId)));
   uint64_t left = bytes.size() - wire::kFromJobHeadBytes;

@@ -265,7 +265,7 @@ def test_knowing_a_trainer_id_does_not_allow_impersonation(tmp_path: Path) -> No
         status = json.loads(_pool.pool_status(pool.endpoint, str(keys), SERVED_SECONDS_MAX))
         (offence,) = status["controller"]["offences"]
         assert (offence["by"], offence["count"]) == ("the user ann", 2)
-        told = f"claimed to be trainer {bens_id:016x} and is not"
+        told = f"claimed to be trainer {bens_id:016x}, but is not"
         assert re.search(f"refused 2 times, .*the user ann {told}", status_text(PoolStatus(status)))
         worker.wait_for_lines(
             lambda line: f"claims to be trainer {bens_id:016x}" in line and "the user ann" in line

@@ -383,7 +383,7 @@ def test_loader_rebuilt_from_attributes_is_not_explicit(
 def test_errors_name_the_variable_and_how_to_opt_out(
     pool: PoolProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = r'(?s)variable PENSTOCK_POOL names.*pool=""'
+    words = r'(?s)by the environment variable PENSTOCK_POOL: .*pool=""'
     worker = pool.start_worker()
     monkeypatch.setenv("PENSTOCK_POOL", pool.endpoint)
     options: dict[str, Any] = {
