@@ -653,7 +653,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     try:
         namespaces.need("mount", "umount")
-        namespaces.run("mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder))
+        # Larger than this repository: the test's working folder may travel as its program's code.
+        namespaces.run("mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder))
     except namespaces.NotHere as reason:
         pytest.skip(str(reason))
     try:
