@@ -14,6 +14,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -47,13 +48,13 @@ std::string zmq_version();
 
 // Runs `call`, again if a signal interrupted it. kFailed, "`what` failed: " with libzmq's reason, for any other error.
 template <typename Call>
-Result<void> try_zmq(const std::string& what, const Call& call) {
+Result<void> try_zmq(std::string_view what, const Call& call) {
   while (true) {
     try {
       call();
       return {};
     } catch (const zmq::error_t& error) {
-      if (error.num() != EINTR) return Fault{Errc::kFailed, what + " failed: " + error.what()};
+      if (error.num() != EINTR) return Fault{Errc::kFailed, std::string(what) + " failed: " + error.what()};
     }
   }
 }

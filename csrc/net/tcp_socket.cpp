@@ -103,10 +103,6 @@ void take_up_events(zmq::socket_t& socket) {
       try_zmq("getting the events of a socket", [&] { static_cast<void>(socket.get(zmq::sockopt::events)); }));
 }
 
-const HandshakeBytes& handshake_of(zmq::socket_t& socket) {
-  return socket.get(zmq::sockopt::mechanism) == ZMQ_PLAIN ? kTicketHandshake : kCurveHandshake;
-}
-
 // Passes the parts of one message to libzmq. Parts that were not sent are released when `parts` is destroyed.
 Result<void> send_parts(zmq::socket_t& socket, std::span<zmq::message_t> parts) {
   bool is_sent = true;
@@ -259,7 +255,11 @@ Result<Endpoint> TcpSocket::listen(const Endpoint& endpoint, KeyOrigin origin, c
   auto found = resolve_bind_address(endpoint);
   if (!found) return found.error();
   if (auto checked = check_reach(endpoint, found.value(), origin); !checked) return checked.error();
-  auto guard = StrangerGuard::start(context_, socket_, handshake_of(socket_), use);
+  bool is_plain = false;
+  const auto got = try_zmq("getting the mechanism of a server",
+                           [&] { is_plain = socket_.get(zmq::sockopt::mechanism) == ZMQ_PLAIN; });
+  if (!got) return got.error();
+  auto guard = StrangerGuard::start(context_, socket_, is_plain ? kTicketHandshake : kCurveHandshake, use);
   if (!guard) return guard.error();
   guard_ = std::move(guard).value();
   const std::string address = zmq_address(found.value(), endpoint.port);
@@ -271,7 +271,10 @@ Result<Endpoint> TcpSocket::listen(const Endpoint& endpoint, KeyOrigin origin, c
     return Fault{bound.error().code,
                  bound.error().message + "; choose an address of this machine and a free port, or port 0"};
   }
-  const std::string name = socket_.get(zmq::sockopt::last_endpoint);
+  std::string name;
+  const auto named =
+      try_zmq("getting the address of a server", [&] { name = socket_.get(zmq::sockopt::last_endpoint); });
+  if (!named) return named.error();
   auto real = Endpoint::parse(name);
   PENSTOCK_ASSERT(real, "libzmq names its own endpoint ", name);
   return real;
@@ -297,7 +300,8 @@ Result<void> TcpSocket::expect_server(const PublicKey& key) {
 void TcpSocket::settle() { take_up_events(socket_); }
 
 void TcpSocket::set_linger(std::chrono::milliseconds time) {
-  socket_.set(zmq::sockopt::linger, static_cast<int>(time.count()));
+  static_cast<void>(
+      try_zmq("setting the linger time", [&] { socket_.set(zmq::sockopt::linger, static_cast<int>(time.count())); }));
 }
 
 Result<void> TcpSocket::check_sizes(std::span<const OutgoingPart> parts) const {
