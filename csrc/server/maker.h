@@ -20,10 +20,13 @@
 #include "base/clock.h"
 #include "base/result.h"
 #include "session/dispatch.h"
-#include "shm/slab_pool.h"
 #include "wire/blob_record.h"
 #include "wire/message.h"
 #include "wire/pool_record.h"
+
+namespace penstock::shm {
+struct SlabRegion;
+}  // namespace penstock::shm
 
 namespace penstock::server {
 
