@@ -17,7 +17,7 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include <zmq.h>
+#include <zmq.hpp>
 
 #include <algorithm>
 #include <array>
@@ -232,29 +232,21 @@ class Assembly {
 constexpr std::array<std::byte, wire::kToTrainerHeadBytes> kHead{};
 
 void serve_zmq(int port_fd, size_t batch_bytes) {
-  const net::SocketContext context;
-  void* const socket = zmq_socket(context.handle(), ZMQ_ROUTER);
-  std::array<char, 64> address{};
-  size_t size = address.size();
-  if (zmq_bind(socket, "tcp://127.0.0.1:*") != 0) return;
-  if (zmq_getsockopt(socket, ZMQ_LAST_ENDPOINT, address.data(), &size) != 0) return;
-  send_port(port_fd, static_cast<uint16_t>(std::stoi(std::string(address.data()).substr(16))));
+  net::SocketContext context;
+  zmq::socket_t socket(context.zmq(), zmq::socket_type::router);
+  socket.bind("tcp://127.0.0.1:*");
+  send_port(port_fd, static_cast<uint16_t>(std::stoi(socket.get(zmq::sockopt::last_endpoint).substr(16))));
   const Slabs slabs = make_slabs(batch_bytes);
-  std::array<char, 64> peer{};
-  for (size_t number = 0;; ++number) {
-    const int peer_bytes = zmq_recv(socket, peer.data(), peer.size(), 0);
-    char ask = 0;
-    if (peer_bytes < 0 || zmq_recv(socket, &ask, 1, 0) < 0) return;
+  zmq::message_t peer;
+  zmq::message_t request;
+  for (size_t number = 0; socket.recv(peer) && socket.recv(request); ++number) {
     const std::span<const std::byte> batch = slabs[number % kSlabCount];
     for (uint64_t offset = 0; offset < batch.size(); offset += wire::kPieceBytesMax) {
       const auto piece = piece_of(batch, offset);
-      zmq_msg_t part;
       void* data = const_cast<std::byte*>(piece.data());  // libzmq only reads the bytes that it sends
-      zmq_msg_init_data(
-          &part, data, piece.size(), [](void*, void*) {}, nullptr);
-      zmq_send(socket, peer.data(), static_cast<size_t>(peer_bytes), ZMQ_SNDMORE);
-      zmq_send(socket, kHead.data(), kHead.size(), ZMQ_SNDMORE);
-      if (zmq_msg_send(&part, socket, 0) < 0) return;
+      socket.send(zmq::buffer(peer.data(), peer.size()), zmq::send_flags::sndmore);
+      socket.send(zmq::buffer(kHead), zmq::send_flags::sndmore);
+      socket.send(zmq::message_t(data, piece.size(), [](void*, void*) {}), zmq::send_flags::none);
     }
   }
 }
@@ -262,26 +254,21 @@ void serve_zmq(int port_fd, size_t batch_bytes) {
 void BM_PoolZmq(benchmark::State& state) {
   const auto batch_bytes = static_cast<size_t>(state.range(0));
   const Sender sender([&](int port_fd) { serve_zmq(port_fd, batch_bytes); });
-  const net::SocketContext context;
-  const std::unique_ptr<void, int (*)(void*)> socket(zmq_socket(context.handle(), ZMQ_DEALER), &zmq_close);
-  const int silence_ms = static_cast<int>(kReceiveTimeout.count());
-  const int no_linger = 0;
-  zmq_setsockopt(socket.get(), ZMQ_RCVTIMEO, &silence_ms, sizeof silence_ms);
-  zmq_setsockopt(socket.get(), ZMQ_LINGER, &no_linger, sizeof no_linger);
-  if (zmq_connect(socket.get(), ("tcp://127.0.0.1:" + std::to_string(sender.port())).c_str()) != 0)
-    return state.SkipWithError("the sender cannot be reached");
+  net::SocketContext context;
+  zmq::socket_t socket(context.zmq(), zmq::socket_type::dealer);
+  socket.set(zmq::sockopt::rcvtimeo, static_cast<int>(kReceiveTimeout.count()));
+  socket.set(zmq::sockopt::linger, 0);
+  socket.connect("tcp://127.0.0.1:" + std::to_string(sender.port()));
   Assembly assembly(batch_bytes);
-  for (int count = 1; count < kRequestedAhead; ++count) zmq_send(socket.get(), "", 1, 0);
+  const auto request = [&] { socket.send(zmq::str_buffer("r"), zmq::send_flags::none); };
+  for (int count = 1; count < kRequestedAhead; ++count) request();
   measure(state, sender, [&] {
-    zmq_send(socket.get(), "", 1, 0);
+    request();
     for (bool is_whole = false; !is_whole;) {
-      zmq_msg_t part;
-      zmq_msg_init(&part);
-      bool is_well = zmq_msg_recv(&part, socket.get(), 0) >= 0;
-      is_well = is_well && zmq_msg_recv(&part, socket.get(), 0) >= 0;
-      if (is_well) is_whole = assembly.add({static_cast<const std::byte*>(zmq_msg_data(&part)), zmq_msg_size(&part)});
-      zmq_msg_close(&part);
-      if (!is_well) return false;
+      zmq::message_t head;
+      zmq::message_t piece;
+      if (!socket.recv(head) || !socket.recv(piece)) return false;  // the timeout has passed
+      is_whole = assembly.add({piece.data<std::byte>(), piece.size()});
     }
     return true;
   });
