@@ -328,9 +328,9 @@ LONG_EPOCHS: dict[str, dict[str, Any]] = {
 EPOCH_WARM = 1000
 
 
-def samples_of_epoch(turns: int) -> int:
-    """For batches of two, also where a life has its second chance."""
-    return 4 * (turns + EPOCH_WARM + 100)
+def samples_of_epoch(turns: int, world_size: int = 1) -> int:
+    """For batches of two on one rank, also where a life has its second chance."""
+    return 4 * (turns + EPOCH_WARM + 100) * world_size
 
 
 def run_epoch_and_count(
@@ -359,7 +359,7 @@ def look_at_rows(batch: torch.Tensor) -> None:
 @pytest.mark.parametrize("name", LONG_EPOCHS)
 @lives(2_000, 100_000)
 def test_batches_of_a_long_epoch_do_not_leak(name: str, turns: int) -> None:
-    samples = samples_of_epoch(turns)
+    samples = samples_of_epoch(turns, world_size=2 if name == "rank" else 1)
     is_stream = name in ("shards", "stream")
     dataset: Any = Computed(samples, row)
     if is_stream:

@@ -78,22 +78,28 @@ class PoolTrainer {
   }
 
   // Serves until `is_done`; false if that takes too long.
+  // Does not call `is_done` again once it has returned true, so that it may take a message.
   bool serve_until(const std::function<bool()>& is_done) {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-    while (!is_done()) {
+    for (;;) {
+      if (is_done()) return true;
       if (std::chrono::steady_clock::now() > deadline) return false;
       while (socket_->try_event()) {
       }
       net::ClientReceipt receipt;
       bool has_received = false;
-      while (!is_done() && socket_->try_receive(receipt).value()) {
+      while (socket_->try_receive(receipt).value()) {
         take(receipt);
         has_received = true;
+        if (is_done()) return true;
       }
-      while (!is_done() && take_piece()) has_received = true;
+      while (take_piece()) {
+        has_received = true;
+        if (is_done()) return true;
+      }
       session_.tick(clock_now());
       carry_out();
-      if (has_received || is_done()) continue;
+      if (has_received) continue;
       std::vector<net::Waitable> waitables;
       for (const net::Waitable& waitable : socket_->waitables()) waitables.push_back(waitable);
       if (data_) {
@@ -101,7 +107,6 @@ class PoolTrainer {
       }
       EXPECT_TRUE(net::wait_readable(waitables, {}, {}, std::chrono::milliseconds(20)));
     }
-    return true;
   }
   const Answer& answer(uint64_t sequence) {
     EXPECT_TRUE(serve_until([&] { return answers_.contains(sequence); })) << "batch " << sequence << " did not come";
