@@ -77,29 +77,29 @@ class PoolTrainer {
     carry_out();
   }
 
-  // Serves until `is_done`; false if that takes too long.
-  // Does not call `is_done` again once it has returned true, so that it may take a message.
+  // Serves until `is_done`, which may take a message: it is not called again once it has returned true. False if that
+  // takes too long.
   bool serve_until(const std::function<bool()>& is_done) {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-    for (;;) {
-      if (is_done()) return true;
+    for (bool is_over = is_done(); !is_over;) {
       if (std::chrono::steady_clock::now() > deadline) return false;
       while (socket_->try_event()) {
       }
       net::ClientReceipt receipt;
       bool has_received = false;
-      while (socket_->try_receive(receipt).value()) {
+      while (!is_over && socket_->try_receive(receipt).value()) {
         take(receipt);
         has_received = true;
-        if (is_done()) return true;
+        is_over = is_done();
       }
-      while (take_piece()) {
+      while (!is_over && take_piece()) {
         has_received = true;
-        if (is_done()) return true;
+        is_over = is_done();
       }
       session_.tick(clock_now());
       carry_out();
-      if (has_received) continue;
+      is_over = is_over || is_done();
+      if (has_received || is_over) continue;
       std::vector<net::Waitable> waitables;
       for (const net::Waitable& waitable : socket_->waitables()) waitables.push_back(waitable);
       if (data_) {
@@ -107,6 +107,7 @@ class PoolTrainer {
       }
       EXPECT_TRUE(net::wait_readable(waitables, {}, {}, std::chrono::milliseconds(20)));
     }
+    return true;
   }
   const Answer& answer(uint64_t sequence) {
     EXPECT_TRUE(serve_until([&] { return answers_.contains(sequence); })) << "batch " << sequence << " did not come";
