@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pool at one moment, for every display: names instead of escaped bytes, derived rates, the state
-of a worker in one word, and the time of steps by part.
+"""A pool at one moment, for every display: printable names, derived rates, the state of a worker in
+one word, and the time of steps by part.
 
 `ask_pool` asks a controller for one view, and `StatusPoller` for a series of views. The rest is
 pure.
@@ -18,8 +18,8 @@ from typing import Any
 
 from penstock import _pool
 from penstock.errors import PenstockError
-from penstock.pool.pool_log import short_id
-from penstock.pool.pool_status import name_of, software_of, text_of
+from penstock.pool.pool_log import printable_line, short_id
+from penstock.pool.pool_status import name_of, software_of
 
 # The states of a worker, in the order in which totals are listed.
 WORKER_STATES = ("serving", "free", "moving", "stuck", "draining")
@@ -175,7 +175,7 @@ def pool_view(status: Mapping[str, Any], at: float) -> PoolView:
         controller=controller["id"],
         endpoint=controller["endpoint"],
         is_settled=controller["is_settled"],
-        policy_trouble=None if trouble is None else text_of(trouble),
+        policy_trouble=None if trouble is None else printable_line(trouble),
         fenced_incarnations=controller["fenced_incarnations"],
         engine=_engine_view(status["engine"]),
         workers=tuple(_worker_view(one) for one in status["workers"]),
@@ -263,19 +263,19 @@ def _trainer_view(trainer: dict[str, Any]) -> TrainerView:
     return TrainerView(
         **{name: trainer[name] for name in as_they_are},
         **{name: queue[name] for name in of_queue},
-        job=text_of(trainer["job"]),
+        job=printable_line(trainer["job"]),
         name=name,
         host=_host_of(name),
         software=software_of(trainer),
         user=_text_or_none(trainer["user"]),
         bytes_per_s=None if rate is None or size is None else rate * size,
-        reason=text_of(trainer["reason"]),
+        reason=printable_line(trainer["reason"]),
         ledger=ledger_of(trainer),
     )
 
 
-def _text_or_none(escaped: str | None) -> str | None:
-    return None if escaped is None else text_of(escaped)
+def _text_or_none(text: str | None) -> str | None:
+    return None if text is None else printable_line(text)
 
 
 def _host_of(name: str) -> str:

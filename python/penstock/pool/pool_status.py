@@ -64,13 +64,13 @@ class PoolStatus:
 def name_of(member: dict[str, Any]) -> str:
     """Return a display name for a worker or a trainer: its host and process, and its number if its
     process has several."""
-    about = _ABOUT.fullmatch(text_of(member["about"]))
+    about = _ABOUT.fullmatch(printable_line(member["about"]))
     return f"{about['host']}/{about['process']}" if about else short_id(member["id"])
 
 
 def software_of(member: dict[str, Any]) -> str:
     """Return the versions that a worker or a trainer runs; "" if it did not report them."""
-    about = _ABOUT.fullmatch(text_of(member["about"]))
+    about = _ABOUT.fullmatch(printable_line(member["about"]))
     return _NUMERICS.sub("", about["software"] or "") if about else ""
 
 
@@ -84,13 +84,8 @@ def format_numerics() -> str:
 
 def numerics_of(member: dict[str, Any]) -> str | None:
     """Return the kind of a worker's or trainer's kernels, as :func:`format_numerics` formats it."""
-    found = _NUMERICS.search(text_of(member["about"]))
+    found = _NUMERICS.search(printable_line(member["about"]))
     return None if found is None else found["kind"]
-
-
-def text_of(text: str) -> str:
-    """Return a peer's text for a terminal line."""
-    return printable_line(text)
 
 
 def status_text(status: PoolStatus, *, with_idle: bool = False) -> str:
@@ -126,7 +121,7 @@ class _Page:
                 yield from ["", *lines]
 
     def _engine_lines(self, engine: dict[str, Any]) -> Iterator[str]:
-        name = text_of(engine["name"])
+        name = printable_line(engine["name"])
         silent_s = engine["since_report_s"]
         if silent_s > _SILENT_SHOWN_S:
             yield f"engine {name}: its adapter has not reported for {silent_s:.0f} s (penstock up)"
@@ -147,13 +142,13 @@ class _Page:
         bounds = f"{engine['workers_min']} to {engine['workers_max']}"
         yield (
             f"engine {name}: {', '.join(counts)}, {engine['wanted']} wanted ({bounds}){money}; "
-            f"{text_of(engine['reason'])}"
+            f"{printable_line(engine['reason'])}"
         )
         if engine["refusal"] is not None:
-            last = text_of(engine["refusal"])
+            last = printable_line(engine["refusal"])
             yield f"engine {name} has refused {engine['refusals']} times, last: {last}"
         if engine["trouble"] is not None:
-            yield f"engine {name}: {text_of(engine['trouble'])}"
+            yield f"engine {name}: {printable_line(engine['trouble'])}"
 
     def _worker_lines(self) -> Iterator[str]:
         rows = [
@@ -181,7 +176,7 @@ class _Page:
         trainer = self._trainers.get(trainer_id)
         if trainer is None:
             return f"trainer {short_id(trainer_id)}, which has left"
-        return f"{text_of(trainer['job'])} of {name_of(trainer)}"
+        return f"{printable_line(trainer['job'])} of {name_of(trainer)}"
 
     def _job_lines(self) -> Iterator[str]:
         heads = (
@@ -213,7 +208,7 @@ class _Page:
 
     @staticmethod
     def _name_of_job(trainer: dict[str, Any]) -> str:
-        job = text_of(trainer["job"])
+        job = printable_line(trainer["job"])
         if trainer["world_size"] > 1:
             job += f", rank {trainer['rank']} of {trainer['world_size']}"
         return _with_owner(job, trainer["user"])
@@ -235,16 +230,17 @@ class _Page:
 
     def _notes(self) -> Iterator[str]:
         if trouble := self._controller["policy_trouble"]:
-            yield f"workers are distributed evenly, since the policy failed: {text_of(trouble)}"
+            reason = printable_line(trouble)
+            yield f"workers are distributed evenly, since the policy failed: {reason}"
         if trouble := self._controller["key_trouble"]:
             yield (
                 "the controller cannot read its keys again, and uses the previous ones: "
-                + text_of(trouble)
+                + printable_line(trouble)
             )
         for offence in self._controller["offences"]:
             times = "once" if offence["count"] == 1 else f"{offence['count']} times"
             last = f"last {offence['since_s']:.0f} s ago"
-            yield f"refused {times}, {last}: {text_of(offence['text'])}"
+            yield f"refused {times}, {last}: {printable_line(offence['text'])}"
         for trainer in self._shown:
             if trainer["workers_max"] > 0 and trainer["workers"] == 0:
                 yield f"{self._job_of(trainer['id'])} has no worker: {self._shortage(trainer)}"
@@ -253,7 +249,7 @@ class _Page:
             if unfit_for:
                 # The worker reports the reason only for the last trainer that it refused.
                 is_last = worker["unfit_for"][-1] == unfit_for[-1]
-                reason = f": {text_of(worker['unfit_reason'] or '')}" if is_last else ""
+                reason = f": {printable_line(worker['unfit_reason'] or '')}" if is_last else ""
                 jobs = ", ".join(self._job_of(trainer_id) for trainer_id in unfit_for)
                 yield f"{name_of(worker)} cannot run {jobs}{reason}"
         software: dict[str, list[str]] = {}
@@ -312,7 +308,7 @@ class _Page:
 
 def _with_owner(name: str, owner: str | None) -> str:
     """Append the user or the machine whose key a job or a worker has, if that key has one."""
-    return name if owner is None else f"{name} ({text_of(owner)})"
+    return name if owner is None else f"{name} ({printable_line(owner)})"
 
 
 def _or_dash(value: float | None, form: str) -> str:
@@ -360,7 +356,7 @@ def _cost_lines(fields: dict[str, Any]) -> Iterator[str]:
 
 
 def _job(job: dict[str, Any]) -> str:
-    return _with_owner(text_of(job["job"]), job["user"])
+    return _with_owner(printable_line(job["job"]), job["user"])
 
 
 def _trainer(job: dict[str, Any]) -> str:
