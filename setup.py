@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parent
 COMPILER_GB = 2
 # CMake's targets of which a package is made.
 PARTS = ("_C", "_pool", "penstock-server", "penstock", "penstock-worker")
+SIMULATOR_PARTS = ("_simulator",)
 
 
 def job_count() -> int:
@@ -102,6 +103,7 @@ class Native(Command):
         ("configure-only", None, "only write the compile commands for clang-tidy"),
         ("show-folder", None, "only print the folder in which the native part is built"),
         ("install-to=", None, "build only the files of a package, and copy them into it"),
+        ("simulator-to=", None, "the same for the package penstock_simulator"),
         ("sanitize=", None, "address or thread: build only the C++ tests, with these sanitizers"),
     ]
     boolean_options = ["with-tests", "with-bench", "configure-only", "show-folder"]
@@ -113,6 +115,7 @@ class Native(Command):
         self.show_folder = False
         self.sanitize = ""
         self.install_to = ""
+        self.simulator_to = ""
 
     def finalize_options(self) -> None:
         pass
@@ -136,10 +139,14 @@ class Native(Command):
             # Brings compile_commands.json up to date with added and removed source files.
             run("--build", str(folder), "--target", "build.ninja")
         else:
-            targets = ("--target", *PARTS) if self.install_to else ()
+            parts = PARTS if self.install_to else SIMULATOR_PARTS if self.simulator_to else ()
+            targets = ("--target", *parts) if parts else ()
             run("--build", str(folder), "--parallel", str(job_count()), *targets)
         if self.install_to:
             install(folder, Path(self.install_to).resolve())
+        if self.simulator_to:
+            target = str(Path(self.simulator_to).resolve())
+            run("--install", str(folder), "--component", "simulator", "--prefix", target)
 
 
 def check_torch() -> None:

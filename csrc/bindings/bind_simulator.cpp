@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// The Python module penstock_simulator._simulator. Like penstock._pool, it does not link torch.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -39,8 +40,6 @@ GpuOrder order_of(const std::string& name) {
   if (name != "fifo" && name != "srtf") throw py::value_error("the order '" + name + "' is unknown; use fifo or srtf");
   return name == "fifo" ? GpuOrder::kFifo : GpuOrder::kSrtf;
 }
-
-}  // namespace
 
 void bind_simulator(py::module_& module) {
   module.attr("CPU_POLICIES") = py::cast(kCpuPolicyNames);
@@ -134,4 +133,10 @@ void bind_simulator(py::module_& module) {
       py::arg("other"), py::arg("own"));
 }
 
+}  // namespace
 }  // namespace penstock::bindings
+
+PYBIND11_MODULE(_simulator, module) {
+  module.doc() = "The native part of penstock-simulator: a cluster's jobs in simulated time.";
+  penstock::bindings::bind_simulator(module);
+}
