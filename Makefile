@@ -113,5 +113,5 @@ bench-gpu:
 	@sh .make/gpu.sh bench $(ARGS)
 
 clean:
-	rm -rf build python/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find python tests bench examples -name __pycache__ -prune -exec rm -rf {} +
+	rm -rf build python/*.egg-info simulator/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find python simulator tests bench examples -name __pycache__ -prune -exec rm -rf {} +

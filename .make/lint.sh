@@ -13,7 +13,7 @@ check() {
 }
 
 cpp_files=$(find csrc tests bench -name '*.h' -o -name '*.cpp' -o -name '*.cu')
-python_files="setup.py .make python tests docs/site"
+python_files="setup.py .make python simulator tests docs/site"
 for folder in bench examples; do
   [ ! -d "$folder" ] || python_files="$python_files $folder"
 done
@@ -21,7 +21,7 @@ done
 check "clang-format" clang-format-14 --dry-run -Werror $cpp_files
 check "ruff" "$VENV"/bin/ruff check $python_files
 check "ruff format" "$VENV"/bin/ruff format --check $python_files
-check "mypy --strict python" "$VENV"/bin/mypy --strict python
+check "mypy --strict" "$VENV"/bin/mypy --strict python simulator/penstock_simulator
 check "English of documents and code" "$VENV"/bin/python .make/prose.py
 check "clang-tidy (the first time minutes, then only what changed)" "$VENV"/bin/python .make/tidy.py
 [ -z "$failed" ] || stop "make lint: something above wants a change"

@@ -34,6 +34,7 @@ DOCUMENTS = (
     "docs/**/*.md",
     "csrc/**/README.md",
     "python/penstock/README.md",
+    "simulator/README.md",
 )
 # The folders of code, and how many names of a path make its room.
 CODE = {
@@ -44,6 +45,7 @@ CODE = {
     "examples": 1,
     "python/penstock": 3,
     "setup.py": 1,
+    "simulator": 1,
     "tests": 2,
 }
 # Made by builds and runs; and this file, which quotes the patterns.

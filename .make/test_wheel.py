@@ -5,8 +5,9 @@ usage: test_wheel.py [--torches "2.11 2.15"] [WHEEL...]
 
 The default is the wheels of dist/ for this Python. For each torch, a separate environment gets that
 torch and the wheel. With nothing but that environment on PATH, `penstock env`, the quickstart and a
-pool run there; then CMake builds the first C++ example against the wheel. Finally, pip must reject
-the wheel on a system with another C library.
+pool run there, and the simulator once the extra is installed from its own wheel; then CMake builds
+the first C++ example against the wheel. Finally, pip must reject the wheel on a system with another
+C library.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 from wheels import tag_of, torch_minors
@@ -64,6 +66,7 @@ def installed(wheel: Path, minor: str) -> Path:
     ).stdout.split("\n")  # fmt: skip
     needed = [line for line in beside if line and not line.startswith("setuptools")]
     subprocess.run([*pip, *needed], check=True)
+    subprocess.run([python, "-m", "pip", "uninstall", "-yq", "penstock-simulator"], check=True)
     subprocess.run([*pip, "--force-reinstall", "--no-deps", wheel], check=True)
     return place / "bin"
 
@@ -93,6 +96,28 @@ def without_a_compiler(programs: Path, minor: str, folder: Path) -> None:
     expect(r"(?m)^16 batches, iterator pool$", pooled)
     if digest(own) != digest(pooled):
         sys.exit("test_wheel.py: the pool's batches differ from the batches of local workers")
+
+
+def simulator_is_an_extra(wheel: Path, programs: Path, folder: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    if there := [name for name in names if "simulat" in name or name.endswith(".csv")]:
+        sys.exit(f"test_wheel.py: {wheel.name} contains {', '.join(there)}")
+    environment = {"PATH": str(programs), "HOME": str(folder), "LANG": "C.UTF-8"}
+    command = [programs / "penstock", "simulate", "--first", "20", "--seeds", "1"]
+    refused = subprocess.run(
+        command, cwd=folder, env=environment, text=True, capture_output=True, timeout=600
+    )
+    expect("needs the package penstock-simulator; install it with", refused.stderr)
+    if refused.returncode != 2:
+        sys.exit(f"test_wheel.py: penstock simulate exited with {refused.returncode}, not 2")
+    extra = ["--no-index", "--find-links", wheel.parent, "penstock[simulate]"]
+    run(programs / "python", "-m", "pip", "install", *extra, folder=folder, environment=environment)
+    said = run(*command, folder=folder, environment=environment)
+    expect("synthetic jobs, since no --jobs was given", said)
+    measured = run(*command, "--profiles", "measured", "--split", "1/0/0",
+                   folder=folder, environment=environment)  # fmt: skip
+    expect("penstock is .* times as fast as proportional", measured)
 
 
 def digest(text: str) -> str:
@@ -156,6 +181,7 @@ def main() -> None:
             folder.mkdir(parents=True)
             programs = installed(wheel.absolute(), minor)
             without_a_compiler(programs, minor, folder)
+            simulator_is_an_extra(wheel.absolute(), programs, folder)
             with_a_compiler(programs, minor, folder)
         on_another_c_library(wheel.absolute(), BUILD)
     log("the wheel works")

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds wheels of penstock: one for each Python, which serves several minor versions of torch.
+"""Builds wheels of penstock and penstock-simulator: for each Python one of both. penstock's serves
+several minor versions of torch.
 
 usage: wheels.py [--torches "2.11 2.15"] PYTHON...
 
 For each torch, the native parts are compiled in a separate environment with that version; then one
 wheel is assembled from all of them. auditwheel copies libzmq, libsodium and libcrypto into it, with
-their dependencies, and leaves out the libraries of torch and of CUDA. The wheels are written to
-dist/, and the name of each has the lowest version of glibc that it needs.
+their dependencies, and leaves out the libraries of torch and of CUDA. The simulator's module needs
+none of these. The wheels are written to dist/, and the name of each has the lowest version of glibc
+that it needs.
 """
 
 from __future__ import annotations
@@ -128,7 +130,7 @@ def owner(library: Path) -> str:
     return ""
 
 
-def build_wheel(python: str, torches: list[str]) -> Path:
+def build_wheels(python: str, torches: list[str]) -> list[Path]:
     tag = tag_of(python)
     environments = {minor: found for minor in torches if (found := environment(python, tag, minor))}
     if not environments:
@@ -138,16 +140,16 @@ def build_wheel(python: str, torches: list[str]) -> Path:
     texts = BUILD / tag / "licences"
     shutil.rmtree(texts, ignore_errors=True)
     licences(parts[newest], texts)
-    log(f"Assembling the wheel for {tag}")
+    log(f"Assembling the wheels for {tag}")
     raw = BUILD / tag / "raw"
     shutil.rmtree(raw, ignore_errors=True)
     folders = [*(parts[minor] for minor in others), texts.absolute()]
     run(
         *(environments[newest], "-m", "pip", "wheel", "--quiet", "--no-build-isolation"),
-        *("--no-deps", "--wheel-dir", raw, "."),
+        *("--no-deps", "--wheel-dir", raw, ".", "./simulator"),
         PENSTOCK_NATIVE_PARTS=":".join(map(str, folders)),
     )
-    return repair(next(raw.glob("*.whl")))
+    return [repair(wheel) for wheel in sorted(raw.glob("*.whl"))]
 
 
 def repair(raw: Path) -> Path:
@@ -185,7 +187,7 @@ def main() -> None:
         sys.exit(f"{', '.join(wrong)}: penstock supports torch {known[0]} to {known[-1]}")
     torches.sort(key=known.index)
     for python in args.pythons:
-        print(build_wheel(python, torches))
+        print(*build_wheels(python, torches), sep="\n")
 
 
 if __name__ == "__main__":

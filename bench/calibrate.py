@@ -25,6 +25,7 @@ from typing import Any
 from figures import MeasurementError, Record, add_report_options, report, summary
 
 from penstock import _pool
+from penstock_simulator import _simulator
 
 HERE = Path(__file__).resolve().parent
 WORKERS = 12
@@ -194,8 +195,8 @@ def predict(jobs: Sequence[Job], start_delay_s: float, worker_count: int) -> lis
         curve = ",".join(f"{speed:.9f}" for speed in speeds)
         profiles.append(f"{job.name},other,{job.step_s},1,0,{curve}")
         table.append(f"{job.arrives_s},{job.batches * job.step_s},1,,{job.name}")
-    outcome = _pool.simulate(
-        _pool.JobTable.parse(
+    outcome = _simulator.simulate(
+        _simulator.JobTable.parse(
             "jobs",
             "\n".join(table),
             vc="",
@@ -204,7 +205,7 @@ def predict(jobs: Sequence[Job], start_delay_s: float, worker_count: int) -> lis
             job_skip_count=0,
             job_count_max=0,
         ),
-        _pool.ProfileTable.parse("profiles", "\n".join(profiles)),
+        _simulator.ProfileTable.parse("profiles", "\n".join(profiles)),
         server_count=1,
         gpus_per_server=len(jobs),
         cpus_per_gpu=worker_count // len(jobs),
@@ -214,10 +215,10 @@ def predict(jobs: Sequence[Job], start_delay_s: float, worker_count: int) -> lis
         preempts=False,
         policy="penstock",
         start_delay_s=start_delay_s,
-        move_cost_s=_pool.POOL_MOVE_COST_S,
+        move_cost_s=_simulator.POOL_MOVE_COST_S,
         interval_s=POOL_INTERVAL_S,
-        horizon_s=_pool.POOL_HORIZON_S,
-        floor_share=_pool.POOL_FLOOR_SHARE,
+        horizon_s=_simulator.POOL_HORIZON_S,
+        floor_share=_simulator.POOL_FLOOR_SHARE,
         noise=0,
         seed=0,
     )

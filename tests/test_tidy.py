@@ -103,6 +103,8 @@ OPTIONAL_PACKAGES = {
     "opentelemetry": "python/penstock/observing/open_telemetry.py",
     "tqdm": "python/penstock/observing/waiting_meter.py",
 }
+# What the package penstock_simulator may import, as well as the standard library.
+SIMULATOR_MODULES = {"penstock.cli.command_parser", "penstock_simulator"}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+(?:<([^>]+)>|"([^"]+)")', re.MULTILINE)
 CPP_SUFFIXES = (".h", ".cpp", ".cu")
@@ -115,6 +117,7 @@ def find_faults(root: Path) -> list[str]:
         [
             *include_faults(root),
             *import_faults(root),
+            *simulator_faults(root),
             *room_faults(root),
             *compat_faults(root),
             *name_faults(root),
@@ -203,6 +206,19 @@ def module_faults(
             yield f"an engine imports {top} lazily, inside a function"
         elif not is_engine and top not in PACKAGES:
             yield f"imports {top}, which penstock does not depend on"
+
+
+def simulator_faults(root: Path) -> Iterator[str]:
+    package = root / "simulator" / "penstock_simulator"
+    for path in sorted([*package.rglob("*.py"), *package.rglob("*.pyi")]):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                modules = {alias.name for alias in node.names}
+            else:
+                modules = {node.module or "."} if isinstance(node, ast.ImportFrom) else set()
+            for module in sorted(modules - SIMULATOR_MODULES):
+                if module.partition(".")[0] not in sys.stdlib_module_names:
+                    yield f"{path.relative_to(root).as_posix()}: may not import {module}"
 
 
 def room_faults(root: Path) -> Iterator[str]:
@@ -382,7 +398,7 @@ def name_faults(root: Path) -> Iterator[str]:
 
 
 def tag_faults(root: Path) -> Iterator[str]:
-    for folder in ("csrc", "python", "tests", "bench", "examples", "third_party"):
+    for folder in ("csrc", "python", "simulator", "tests", "bench", "examples", "third_party"):
         for path in sorted((root / folder).rglob("*")):
             if path.suffix in (*CPP_SUFFIXES, ".py", ".pyi", ".cmake") and path.is_file():
                 lines = path.read_text().splitlines()[:2]
@@ -423,6 +439,7 @@ def test_allowed_includes_and_imports_are_no_faults(tmp_path: Path) -> None:
         ),
         "python/penstock/graph/plan.py": "import os\nimport torch.fx\nfrom penstock import _C",
         "python/penstock/engines/ray.py": "import os\ndef start():\n    import ray",
+        "simulator/penstock_simulator/x.py": "import os\nfrom penstock_simulator import _simulator",
     }
     assert plant(tmp_path, files) == []
 
@@ -472,6 +489,9 @@ def test_allowed_includes_and_imports_are_no_faults(tmp_path: Path) -> None:
         ("csrc/loader/x.h", "#include <torch/csrc/autograd/python_variable.h>", "alone"),
         ("csrc/loader/client.cpp", "#include <condition_variable>", "alone"),
         ("python/penstock/x.py", "import pandas", "does not depend on"),
+        ("python/penstock/x.py", "import penstock_simulator", "does not depend on"),
+        ("simulator/penstock_simulator/x.py", "import torch", "may not import torch"),
+        ("simulator/penstock_simulator/x.py", "from penstock import _C", "may not import penstock"),
         ("python/penstock/x.py", "from rich.table import Table", "does not depend on"),
         ("python/penstock/x.py", "def f():\n    from ray import init", "does not depend on"),
         ("python/penstock/x.py", "from . import plan", "relative import"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from bench_runs import output_of_bench
 
-from penstock import _pool
+from penstock_simulator import _simulator
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +40,7 @@ def test_speed_grows_with_cpus_up_to_the_gpu_step(tmp_path: Path) -> None:
     assert [float(speed) for speed in row[5:]] == pytest.approx(
         [0.3333, 0.6667, 1.0, 1.3333, 1.6667], abs=1e-3
     )
-    assert len(_pool.ProfileTable.parse("profiles", text)) == 1
+    assert len(_simulator.ProfileTable.parse("profiles", text)) == 1
 
 
 @pytest.mark.long
@@ -51,4 +51,4 @@ def test_worker_curve_of_a_workload_is_measured(tmp_path: Path) -> None:
         "worker_curves.py", *quick, "--data", str(tmp_path), "--profiles", str(table), "--markdown"
     )
     assert "| tiny | " in out
-    assert len(_pool.ProfileTable.parse("profiles", table.read_text())) == 1
+    assert len(_simulator.ProfileTable.parse("profiles", table.read_text())) == 1

@@ -25,7 +25,7 @@ THIS = Path(__file__).resolve()
 ROOT = THIS.parents[2]
 FOLDERS = (
     *(".ci", ".github", ".make", "bench", "cmake", "csrc", "deploy", "docs", "examples"),
-    *("python", "tests", "third_party"),
+    *("python", "simulator", "tests", "third_party"),
 )
 # It describes former versions, and may use their names.
 HISTORY = "CHANGELOG.md"
@@ -37,7 +37,6 @@ OUTSIDE: dict[str, str] = {
     "Python packaging": "--sdist manylinux_2_35",
     "Cachew": "scaling_utils.cc",
     "CMake": "add_subdirectory LIBTORCH",
-    "a repository on GitHub": "msr-fiddle/synergy",
     "libzmq": "ZMQ_ZAP_ENFORCE_DOMAIN",
     "Lightning": "RichProgressBar",
     "Linux": "net page-faults perf ssh",

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hand-written _C.pyi and _pool.pyi match the native modules: every name, and no other."""
+"""The hand-written stubs of the native modules match them: every name, and no other."""
 
 from __future__ import annotations
 
 import ast
+import importlib
+import itertools
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-import penstock
 from penstock import _C, _pool
+from penstock_simulator import _simulator
 
 _NOT_DECLARED = {"__doc__", "__file__", "__loader__", "__name__", "__package__", "__spec__"}
 
@@ -45,16 +47,18 @@ def _stub_differences(
     return found
 
 
-@pytest.mark.parametrize("module", [_C, _pool], ids=["_C", "_pool"])
+@pytest.mark.parametrize("module", [_C, _pool, _simulator], ids=["_C", "_pool", "_simulator"])
 def test_stub_and_native_module_have_the_same_names(module: ModuleType) -> None:
-    name = module.__name__.rpartition(".")[2]
-    stub = Path(penstock.__file__).with_name(f"{name}.pyi")
+    package, _, name = module.__name__.rpartition(".")
+    (folder,) = importlib.import_module(package).__path__
+    stub = Path(folder) / f"{name}.pyi"
     declared = _declared(ast.parse(stub.read_text()).body)
     assert sorted(_stub_differences(declared, module, name)) == []
 
 
 def test_native_modules_share_no_names() -> None:
-    assert _present(_C) & _present(_pool) == set()
+    for one, other in itertools.combinations((_C, _pool, _simulator), 2):
+        assert _present(one) & _present(other) == set()
 
 
 def test_comparison_finds_names_missing_on_either_side() -> None:

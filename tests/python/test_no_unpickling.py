@@ -98,7 +98,7 @@ WHOSE_BYTES = {
     ("cut/prefix_compiler.py", "main", "torch.load"): "the trainer's, in a process that it started",
     (
         "cli/command_line.py",
-        "_dispatch",
+        "_home",
         "importlib.import_module",
     ): "names of our own modules",
     (

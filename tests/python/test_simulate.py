@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""penstock simulate: its figures, its table, its JSON, and its rejection of bad input."""
+"""penstock simulate, of the package penstock-simulator: its figures, its table, its JSON, and its
+rejection of bad input."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +14,9 @@ from statistics import stdev
 
 import pytest
 
-from penstock import _pool
+import penstock
 from penstock.cli.command_line import main
+from penstock_simulator import _simulator
 
 TRACE = Path(__file__).resolve().parents[1] / "data" / "philly_jobs.csv"
 SMALL = ["--first", "60", "--seeds", "2"]
@@ -29,12 +33,34 @@ def simulate(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str])
     return call
 
 
+@pytest.mark.slow
+def test_missing_package_is_named_with_its_extra(tmp_path: Path) -> None:
+    """Without site-packages, only penstock is on the path, and it contains no simulator."""
+    package = Path(penstock.__file__).parent
+    (tmp_path / "penstock").symlink_to(package)
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "penstock", "simulate", "--seeds", "1"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "penstock: penstock simulate needs the package penstock-simulator; install it with pip "
+        "install 'penstock[simulate]'\n"
+    )
+    files = [path.relative_to(package).as_posix() for path in package.rglob("*")]
+    assert [name for name in files if "simulat" in name or name.endswith(".csv")] == []
+
+
 def test_output_says_that_default_jobs_are_synthetic(simulate: Call) -> None:
     code, out, _ = simulate(*SMALL)
     assert code == 0
     assert out.startswith("synthetic jobs, since no --jobs was given; 8 servers of 8 GPUs, ")
     first_words = [line.split()[0] for line in out.splitlines() if line]
-    assert first_words[1:9] == ["policy", *_pool.CPU_POLICIES]
+    assert first_words[1:9] == ["policy", *_simulator.CPU_POLICIES]
 
 
 def test_output_names_trace_file_and_vc(simulate: Call) -> None:

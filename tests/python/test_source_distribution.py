@@ -141,6 +141,7 @@ def test_wheel_builds_from_the_sdist(archive: Path, tmp_path: Path) -> None:
         modes = {entry.filename: entry.external_attr >> 16 for entry in archive.infolist()}
     for wanted in ("penstock/_pool.", "/_C.", "/libpenstock.so.", "penstock.h"):
         assert any(wanted in name for name in modes)
+    assert [name for name in modes if "simulat" in name or name.endswith(".csv")] == []
     native = native_folder().name
     for program in ("penstock/penstock-server", f"/{native}/penstock-server", "/penstock-worker"):
         (mode,) = (mode for name, mode in modes.items() if name.endswith(program))

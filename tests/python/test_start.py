@@ -20,6 +20,7 @@ import pytest
 
 import penstock
 from penstock import _C, _pool
+from penstock_simulator import _simulator
 
 pytestmark = pytest.mark.slow
 
@@ -147,14 +148,16 @@ def test_controller_and_worker_parent_load_no_torch(
         assert heavy_among(imported(path.read_text())) == [], path
 
 
-def test_pool_module_does_not_link_torch() -> None:
+def test_modules_for_commands_do_not_link_torch() -> None:
     def needed(module: str) -> str:
         command = ["readelf", "--dynamic", "--wide", module]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     assert _pool.__file__ is not None and _C.__file__ is not None
     assert "libzmq" in needed(_pool.__file__)
-    assert not re.search("torch|c10|cuda", needed(_pool.__file__))
+    for module in (_pool, _simulator):
+        assert not re.search("torch|c10|cuda", needed(str(module.__file__)))
+    assert "libzmq" not in needed(_simulator.__file__)
     assert "libtorch" in needed(_C.__file__)
 
 

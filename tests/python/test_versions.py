@@ -31,14 +31,16 @@ def test_changelog_has_a_section_for_the_version() -> None:
 
 
 def test_build_files_do_not_repeat_the_version() -> None:
-    for name in ("CMakeLists.txt", "pyproject.toml", "setup.py"):
+    names = ("CMakeLists.txt", "pyproject.toml", "setup.py")
+    for name in (*names, "simulator/pyproject.toml", "simulator/setup.py"):
         assert _version.__version__ not in text(name), name
 
 
 def test_pyproject_requires_the_torch_range() -> None:
     oldest, newest = TORCHES[0], TORCHES[-1]
     after = f"{newest.partition('.')[0]}.{int(newest.partition('.')[2]) + 1}"
-    assert f'"torch>={oldest},<{after}"' in text("pyproject.toml")
+    for folder in (".", "simulator"):
+        assert f'"torch>={oldest},<{after}"' in text(folder, "pyproject.toml")
 
 
 def test_torch_range_has_no_gaps() -> None:
@@ -47,7 +49,8 @@ def test_torch_range_has_no_gaps() -> None:
 
 
 def test_pyproject_requires_the_oldest_python() -> None:
-    assert f'requires-python = ">={PYTHONS[0]}"' in text("pyproject.toml")
+    for folder in (".", "simulator"):
+        assert f'requires-python = ">={PYTHONS[0]}"' in text(folder, "pyproject.toml")
 
 
 def test_requirements_are_listed_for_every_torch() -> None:

@@ -8,6 +8,7 @@ import signal
 import sys
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 from penstock._version import __version__
@@ -20,7 +21,9 @@ from penstock.cli.command_parser import (
 
 
 class Command(NamedTuple):
-    home: str  # the module with its `run_command`, imported when the command is called
+    # The module with its `run_command`, of this package or by full name. Imported when the command
+    # is called.
+    home: str
     summary: str
 
 
@@ -60,7 +63,8 @@ POOL_COMMANDS = {
 }
 CLUSTER_COMMANDS = {
     "simulate": Command(
-        "simulate_command", "simulate a cluster's jobs under several policies for sharing its CPUs"
+        "penstock_simulator.simulate_command",
+        "simulate a cluster's jobs under several policies for sharing its CPUs",
     ),
 }
 MACHINE_COMMANDS = {
@@ -122,8 +126,7 @@ def _dispatch(arguments: list[str]) -> int:
         case ["--cmake-dir"]:
             print(cmake_dir())
         case [name, *rest] if name in COMMANDS:
-            home = import_module(f"{__package__}.{COMMANDS[name].home}")
-            code: int = home.run_command(name, rest)
+            code: int = _home(name).run_command(name, rest)
             return code
         case [option, *_] if option.startswith("-"):
             meant = did_you_mean(option, ["--version", "--cmake-dir", "--help"])
@@ -134,6 +137,22 @@ def _dispatch(arguments: list[str]) -> int:
             meant = did_you_mean(name, COMMANDS) or f"; available commands: {', '.join(COMMANDS)}"
             raise CommandError(f"there is no command {name}{meant}")
     return 0
+
+
+def _home(command: str) -> ModuleType:
+    """Import the module of a command. Raises CommandError if it is in a package that is not
+    installed."""
+    home = COMMANDS[command].home
+    try:
+        return import_module(home if "." in home else f"{__package__}.{home}")
+    except ModuleNotFoundError as error:
+        if error.name != "penstock_simulator":
+            raise
+        raise CommandError(
+            "penstock simulate needs the package penstock-simulator; install it with pip install "
+            "'penstock[simulate]'",
+            None,
+        ) from error
 
 
 def cmake_dir() -> Path:

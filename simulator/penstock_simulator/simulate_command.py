@@ -14,7 +14,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from penstock import _pool
 from penstock.cli.command_parser import (
     CommandParser,
     did_you_mean,
@@ -23,6 +22,7 @@ from penstock.cli.command_parser import (
     run_subcommand,
     seconds,
 )
+from penstock_simulator import _simulator
 
 DURATION_MIN_S = 60.0
 INTERVAL_S = 60.0
@@ -49,7 +49,7 @@ FIGURES = (
     "moved_bytes",
 )
 
-Runs = Mapping[str, Sequence[_pool.SimulationReport]]  # by policy, then by window and seed
+Runs = Mapping[str, Sequence[_simulator.SimulationReport]]  # by policy, then by window and seed
 
 _HEADER = (
     "policy",
@@ -169,10 +169,10 @@ examples:
     add(
         "--policies",
         type=_policies,
-        default=list(_pool.CPU_POLICIES),
+        default=list(_simulator.CPU_POLICIES),
         metavar="NAME,...",
         help="policies to simulate; each is compared with the first (default: "
-        f"{','.join(_pool.CPU_POLICIES)})",
+        f"{','.join(_simulator.CPU_POLICIES)})",
     )
     add(
         "--seeds",
@@ -205,26 +205,26 @@ examples:
     add(
         "--move-cost",
         type=seconds(0),
-        default=_pool.POOL_MOVE_COST_S,
+        default=_simulator.POOL_MOVE_COST_S,
         metavar="SECONDS",
         help="time that penstock's policy assumes a moved worker to lose (default: "
-        f"{_pool.POOL_MOVE_COST_S:g}, as in a pool)",
+        f"{_simulator.POOL_MOVE_COST_S:g}, as in a pool)",
     )
     add(
         "--horizon",
         type=seconds(1),
-        default=_pool.POOL_HORIZON_S,
+        default=_simulator.POOL_HORIZON_S,
         metavar="SECONDS",
         help="time over which penstock's policy counts the gain of a move (default: "
-        f"{_pool.POOL_HORIZON_S:g}, as in a pool)",
+        f"{_simulator.POOL_HORIZON_S:g}, as in a pool)",
     )
     add(
         "--floor",
         type=_number(0, 1),
-        default=_pool.POOL_FLOOR_SHARE,
+        default=_simulator.POOL_FLOOR_SHARE,
         metavar="SHARE",
         help="fraction of an even share of the CPUs that penstock's policy leaves to each GPU "
-        f"that can use it (default: {_pool.POOL_FLOOR_SHARE:g}, as in a pool)",
+        f"that can use it (default: {_simulator.POOL_FLOOR_SHARE:g}, as in a pool)",
     )
     add("--json", action="store_true", help="print all figures of each run as JSON")
     return parser
@@ -243,18 +243,18 @@ def _check(args: argparse.Namespace) -> None:
         )
 
 
-def _jobs(args: argparse.Namespace, trace: str | None, window: int) -> _pool.JobTable:
+def _jobs(args: argparse.Namespace, trace: str | None, window: int) -> _simulator.JobTable:
     gpu_count = math.prod(args.servers)
     if trace is None:
         if args.vc:
             raise ValueError(f"--vc {args.vc!r} requires a file of jobs; name one with --jobs FILE")
-        return _pool.JobTable.synthetic(
+        return _simulator.JobTable.synthetic(
             job_count=args.first or SYNTHETIC_JOBS,
             gpu_count=gpu_count,
             load=SYNTHETIC_LOAD,
             seed=0,
         )
-    return _pool.JobTable.parse(
+    return _simulator.JobTable.parse(
         args.jobs,
         trace,
         vc=args.vc,
@@ -265,12 +265,12 @@ def _jobs(args: argparse.Namespace, trace: str | None, window: int) -> _pool.Job
     )
 
 
-def _profiles(table: str) -> _pool.ProfileTable:
+def _profiles(table: str) -> _simulator.ProfileTable:
     if table not in _SHIPPED_PROFILES:
-        return _pool.ProfileTable.parse(table, _read(table))
+        return _simulator.ProfileTable.parse(table, _read(table))
     name = f"{table}_profiles.csv"
-    shipped = files("penstock") / "data" / name
-    return _pool.ProfileTable.parse(name, shipped.read_text(encoding="utf-8"))
+    shipped = files("penstock_simulator") / name
+    return _simulator.ProfileTable.parse(name, shipped.read_text(encoding="utf-8"))
 
 
 def _read(file: str) -> str:
@@ -287,12 +287,14 @@ def _read(file: str) -> str:
 
 
 def _simulate(
-    args: argparse.Namespace, windows: Sequence[_pool.JobTable], profiles: _pool.ProfileTable
+    args: argparse.Namespace,
+    windows: Sequence[_simulator.JobTable],
+    profiles: _simulator.ProfileTable,
 ) -> Runs:
     servers, gpus = args.servers
     return {
         policy: [
-            _pool.simulate(
+            _simulator.simulate(
                 jobs,
                 profiles,
                 server_count=servers,
@@ -376,9 +378,9 @@ def _split(text: str) -> tuple[float, float, float]:
 def _policies(text: str) -> list[str]:
     names = text.split(",")
     for name in names:
-        if name not in _pool.CPU_POLICIES:
-            meant = did_you_mean(name, _pool.CPU_POLICIES)
-            there_are = f"; policies are {', '.join(_pool.CPU_POLICIES)}"
+        if name not in _simulator.CPU_POLICIES:
+            meant = did_you_mean(name, _simulator.CPU_POLICIES)
+            there_are = f"; policies are {', '.join(_simulator.CPU_POLICIES)}"
             raise argparse.ArgumentTypeError(
                 f"contains the unknown policy {name!r}{meant or there_are}"
             )
@@ -420,13 +422,13 @@ def comparison(runs: Runs, policy: str, window_count: int = 1) -> Comparison:
     runs of a window share their jobs.
     """
     others, own = runs[next(iter(runs))], runs[policy]
-    speedup = _pool.paired_speedup(_means_s(others, len(others)), _means_s(own, len(own)))
+    speedup = _simulator.paired_speedup(_means_s(others, len(others)), _means_s(own, len(own)))
     by_window = speedup
     if window_count > 1:
-        by_window = _pool.paired_speedup(
+        by_window = _simulator.paired_speedup(
             _means_s(others, window_count), _means_s(own, window_count)
         )
-    gains = [_pool.gain_parts(other, mine) for other, mine in zip(others, own, strict=True)]
+    gains = [_simulator.gain_parts(other, mine) for other, mine in zip(others, own, strict=True)]
     return Comparison(
         speedup.mean,
         speedup.least,
@@ -438,7 +440,7 @@ def comparison(runs: Runs, policy: str, window_count: int = 1) -> Comparison:
     )
 
 
-def _means_s(reports: Sequence[_pool.SimulationReport], group_count: int) -> list[float]:
+def _means_s(reports: Sequence[_simulator.SimulationReport], group_count: int) -> list[float]:
     """Return the mean completion times of ``group_count`` groups of consecutive runs."""
     size = len(reports) // group_count
     return [
@@ -463,7 +465,7 @@ def table(runs: Runs, window_count: int = 1) -> str:
     return "\n".join([*lines, "", *sentences]).rstrip()
 
 
-def _row(policy: str, reports: Sequence[_pool.SimulationReport]) -> tuple[str, ...]:
+def _row(policy: str, reports: Sequence[_simulator.SimulationReport]) -> tuple[str, ...]:
     mean = {name: fmean(getattr(report, name) for report in reports) for name in FIGURES}
     return (
         policy,
