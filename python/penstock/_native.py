@@ -38,6 +38,7 @@ class NativePart(NamedTuple):
     penstock: str  # the version that it was built from
     torch: str  # the version that it was built with
     cuda: str | None  # torch's version of CUDA; None if the CUDA part was not built
+    has_kernels: bool  # whether the CUDA part has kernels of penstock, which need nvcc
     module: Path | None  # None if there are only modules for other Pythons
 
 
@@ -51,9 +52,8 @@ def native_parts(package: Path = PACKAGE) -> list[NativePart]:
             modules = [folder / f"_C{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES]
             module = next((path for path in modules if path.is_file()), None)
             minor = f"{name[1]}.{name[2]}"
-            found.append(
-                NativePart(folder, minor, facts["penstock"], facts["torch"], facts["cuda"], module)
-            )
+            built, torch, cuda = facts["penstock"], facts["torch"], facts["cuda"]
+            found.append(NativePart(folder, minor, built, torch, cuda, facts["kernels"], module))
     return sorted(found, key=lambda part: [int(one) for one in part.torch_minor.split(".")])
 
 

@@ -85,8 +85,8 @@ def test_environment_report_names_a_low_hard_limit() -> None:
         [
             sys.executable,
             "-c",
-            "from penstock.cli.environment_command import machine_facts\n"
-            "print(*machine_facts()['limits'](), sep='\\n')",
+            "from penstock.cli.environment_command import limit_facts\n"
+            "print(*limit_facts()['limits'](), sep='\\n')",
         ],
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256)),
         capture_output=True,

@@ -5,20 +5,21 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import re
 import resource
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
 import torch
 
 import penstock
+from penstock import _C, _pool
 from penstock._packages_on_path import packages_on_path
 from penstock.cli import environment_command as report_module
-from penstock.cli.environment_command import Report, environment_report, in_units, machine_facts
+from penstock.cli.environment_command import Report, environment_report, in_units, limit_facts
 from penstock.secret_names import looks_secret
 
 
@@ -57,16 +58,24 @@ def report() -> Report:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_report_has_the_versions_in_use(report: Report) -> None:
-    assert report["penstock"]["version"] == [penstock.__version__]
-    assert report["torch"]["version"] == [torch.__version__]
-    assert report["torch"]["built for CUDA"] == [torch.version.cuda or "no"]
-    assert report["python"]["version"][0].startswith(platform.python_version())
-    assert report["machine"]["C library"] == [os.confstr("CS_GNU_LIBC_VERSION")]
-    assert report["machine"]["system"][0].endswith(platform.release())
-    assert report["penstock"]["native part loads"][0].startswith("yes, ")
+def test_report_has_the_facts_of_penstock(report: Report) -> None:
+    of_penstock = report["penstock"]
+    assert of_penstock["version"] == [penstock.__version__]
+    assert of_penstock["native part loads"][0].startswith("yes, ")
+    built_with = torch.__version__.partition("+")[0]
+    assert any(f"built with {built_with}, with" in line for line in of_penstock["native parts"])
+    assert of_penstock["numerics"] == [f"{_C.numeric_fingerprint()[-1]:016x}"[:8]]
     files = str(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    assert report["machine"]["limits"][0].startswith(f"files: {files}")
+    assert report["limits"]["limits"][0].startswith(f"files: {files}")
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_report_has_the_lines_of_collect_env(report: Report) -> None:
+    lines = report["torch"]["collect env"]
+    assert lines[0] == f"PyTorch version: {torch.__version__}"
+    assert f"Libc version: {'-'.join(os.confstr('CS_GNU_LIBC_VERSION').split())}" in lines
+    assert f"Is CUDA available: {torch.cuda.is_available()}" in lines
 
 
 @pytest.mark.slow
@@ -103,7 +112,7 @@ def test_secret_names_are_distinguished_from_others() -> None:
 def test_text_report_has_every_section_and_fact(report: Report) -> None:
     lines = env().splitlines()
     assert [line for line in lines if not line.startswith(" ")] == list(report)
-    for section in ("penstock", "python", "torch", "libraries", "machine"):
+    for section in ("penstock", "libraries", "limits", "torch"):
         for name in report[section]:
             assert any(line.startswith(f"  {name} ") for line in lines), name
 
@@ -112,11 +121,33 @@ def test_text_report_has_every_section_and_fact(report: Report) -> None:
 def test_broken_torch_is_reported_with_the_remaining_facts(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise OSError('libtorch_cpu.so: no such file')")
     found = json.loads(env("--json", PYTHONPATH=str(tmp_path)))
-    assert found["torch"]["version"] == [
-        "torch cannot be imported: OSError: libtorch_cpu.so: no such file"
-    ]
+    problem, python, system = found["torch"]["collect env"]
+    assert problem.startswith("torch cannot be used: exit status 1: ")
+    assert "OSError: libtorch_cpu.so: no such file" in problem
+    assert python.startswith(f"Python {sys.version.split()[0]}") and "-glibc" in system
     assert found["penstock"]["native part loads"][0].startswith("no: exit status 1: ")
-    assert found["machine"]["C library"][0].startswith("glibc")
+    assert found["limits"]["CPUs"][0].startswith(f"{os.cpu_count()} in total")
+
+
+@pytest.mark.slow
+def test_missing_torch_is_reported(tmp_path: Path) -> None:
+    venv.create(tmp_path / "bare", symlinks=True)
+    done = subprocess.run(
+        [tmp_path / "bare" / "bin" / "python", "-m", "penstock", "env", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={"PYTHONPATH": str(package_alone(tmp_path))},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "No module named 'torch'" in json.loads(done.stdout)["torch"]["collect env"][0]
+
+
+def package_alone(folder: Path) -> Path:
+    """A folder for Python's path with penstock and no other package."""
+    (folder / "path").mkdir()
+    (folder / "path" / "penstock").symlink_to(Path(penstock.__file__).parent)
+    return folder / "path"
 
 
 def test_crashing_native_part_does_not_end_the_report(
@@ -128,6 +159,7 @@ def test_crashing_native_part_does_not_end_the_report(
     monkeypatch.setattr(sys, "executable", str(program))
     assert report_module._load_native_parts() == (
         "no: exit status -11: no output",
+        "unknown",
         {},
     )
 
@@ -135,13 +167,29 @@ def test_crashing_native_part_does_not_end_the_report(
 def test_unavailable_fact_is_replaced_by_the_reason(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    facts = report_module._facts(**machine_facts(tmp_path))
-    assert facts["CPU"][0].startswith("unknown: FileNotFoundError: ")
-    assert facts["machine"] == [platform.machine()]
+    facts = report_module._facts(**limit_facts(tmp_path))
+    assert facts["shared memory"][0].startswith("unknown: FileNotFoundError: ")
+    assert facts["memory left"] == ["unknown"]
     monkeypatch.setattr(report_module, "packages_on_path", lambda: 1 / 0)
     assert environment_report()["penstock"]["on the path"] == [
         "unknown: ZeroDivisionError: division by zero"
     ]
+
+
+def test_pool_keys_are_listed_without_their_contents(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("PENSTOCK_KEYS", raising=False)
+    assert report_module._pool_keys() == "PENSTOCK_KEYS is not set"
+    folder = tmp_path / "keys"
+    _pool.make_key_folder(str(folder))
+    (folder / "worker.secret").unlink()
+    monkeypatch.setenv("PENSTOCK_KEYS", str(folder))
+    public_count = len(list(folder.glob("*.public")))
+    secrets = ", ".join(sorted(path.name for path in folder.glob("*.secret")))
+    assert secrets and report_module._pool_keys() == (
+        f"{folder} (mode 700): {secrets}, {public_count} public keys"
+    )
 
 
 def test_container_limits_are_reported(tmp_path: Path) -> None:
@@ -151,9 +199,10 @@ def test_container_limits_are_reported(tmp_path: Path) -> None:
     (tmp_path / "proc/self/cgroup").write_text("0::/outer/inner\n")
     (group / "memory.max").write_text("max\n")
     (group.parent / "memory.max").write_text(f"{3 << 30}\n")
+    (group.parent / "memory.current").write_text(f"{1 << 30}\n")
     (group / "cpu.max").write_text("100000 100000\n")
-    facts = report_module._facts(**machine_facts(tmp_path))
-    assert facts["memory limit"] == ["3.0 GiB"]
+    facts = report_module._facts(**limit_facts(tmp_path))
+    assert facts["memory limit"] == ["3.0 GiB"] and facts["memory left"] == ["2.0 GiB"]
     assert facts["CPUs"][0].endswith(", 1 by its cgroup quotas")
 
 

@@ -32,7 +32,7 @@ def package_with(folder: Path, *minors: str, version: str = __version__) -> Path
     for minor in minors:
         part = package / "lib" / f"torch_{minor.replace('.', '_')}"
         part.mkdir(parents=True)
-        facts = {"penstock": version, "torch": f"{minor}.1", "cuda": None}
+        facts = {"penstock": version, "torch": f"{minor}.1", "cuda": None, "kernels": False}
         (part / "build_info.json").write_text(json.dumps(facts))
         (part / f"_C{EXTENSION_SUFFIXES[0]}").touch()
     return package

@@ -223,7 +223,7 @@ def test_public_names_are_listed_before_first_use() -> None:
 OTHER_TORCH = """
 import sys
 from penstock import _native
-parts = [_native.NativePart(_native.PACKAGE, "1.2", "0.1.0", "1.2.3", None, None)]
+parts = [_native.NativePart(_native.PACKAGE, "1.2", "0.1.0", "1.2.3", None, False, None)]
 _native.native_parts = lambda: parts
 import penstock
 def refusal(statement):

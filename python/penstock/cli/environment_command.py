@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``penstock env``: the facts for a bug report about penstock, torch, this machine and
-its limits.
+"""The command ``penstock env``: the facts for a bug report about penstock, its limits on this
+machine, and the report of ``torch.utils.collect_env``.
 
 As it is used where something is broken, each fact that cannot be determined is replaced by the
-reason. Run as a program, this module loads the native parts and prints which libraries they loaded:
-`penstock env` does so in a separate process, which an incompatible part may crash.
+reason. Torch and the native parts are loaded in separate processes, which an incompatible library
+may crash; run as a program, this module is the process that loads the native parts.
 """
 
 from __future__ import annotations
@@ -17,18 +17,21 @@ import re
 import resource
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock._native import c_library, native_parts
+from penstock._native import NativePart, native_parts
 from penstock._packages_on_path import packages_on_path
 from penstock._version import TORCH_MINORS, __version__
 from penstock.cli.command_parser import CommandParser, run_subcommand
 from penstock.secret_names import looks_secret
-from penstock.tuning.process_resources import usable_cpus
+from penstock.tuning.process_resources import (
+    memory_left_bytes,
+    memory_limit_bytes,
+    usable_cpus,
+)
 
 _NAME_COLUMNS = 22
 # Below this, few connections fit in addition to a dataset's files. The same as
@@ -37,10 +40,9 @@ DESCRIPTOR_LIMIT_LEAST = 4096
 # By section and name, the lines of the value.
 Report = dict[str, dict[str, list[str]]]
 
-# Versions of other packages that may matter for a bug.
+# Packages that may matter for a bug and that collect_env omits.
 _PACKAGES = (
-    "numpy", "cloudpickle", "torchvision", "torchdata", "lightning", "accelerate", "transformers",
-    "datasets", "ray", "pyarrow",
+    "cloudpickle", "lightning", "accelerate", "transformers", "datasets", "ray", "pyarrow",
 )  # fmt: skip
 # Variables, in addition to PENSTOCK_*, that change how processes find their code, their CPUs and
 # each other.
@@ -50,7 +52,7 @@ _VARIABLES = re.compile(
     r"|SLURM_JOB_ID|KUBERNETES_SERVICE_HOST"
 )
 _KEY_FOLDER = "PENSTOCK_KEYS"  # contains the name of a folder, and no key
-_LOADING_S_MAX = 300.0  # includes the import of torch, which may read from a cold disk
+_STEP_S_MAX = 300.0  # includes the import of torch, which may read from a cold disk
 _LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
 _ROOT = Path("/")
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -76,10 +78,10 @@ def _environment_command(arguments: Sequence[str]) -> int:
         "env",
         "env [--json]",
         """\
-Prints system information for bug reports: the versions of penstock, torch, CUDA, Python and the
-system libraries, the native part in use, the limits on CPUs, memory and files, and the relevant
-environment variables. Values that may be secret are omitted, and the home directory is written as
-~. The report is printed only; it is not sent anywhere.""",
+Prints system information for bug reports: the version and the native parts of penstock, the
+libraries that these load, the limits on CPUs, memory and files, the relevant environment variables,
+and the report of torch.utils.collect_env. Values that may be secret are omitted, and the home
+directory is written as ~. The report is printed only; it is not sent anywhere.""",
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     args = parser.parse(arguments)
@@ -95,12 +97,12 @@ def _text(report: Report) -> str:
         for name, value in facts.items():
             first, *rest = value or [""]
             lines.append(f"  {name:<{_NAME_COLUMNS}}{first}".rstrip())
-            lines += [f"  {'':<{_NAME_COLUMNS}}{line}" for line in rest]
+            lines += [f"  {'':<{_NAME_COLUMNS}}{line}".rstrip() for line in rest]
     return "\n".join(lines)
 
 
 def environment_report() -> Report:
-    """Return the report. Imports torch, if possible. A separate process loads the native parts."""
+    """Return the report. Separate processes load torch and the native parts."""
     loaded = _load_native_parts()
     return {
         "penstock": _facts(
@@ -110,22 +112,19 @@ def environment_report() -> Report:
             torch_supported=lambda: f"{TORCH_MINORS[0]} to {TORCH_MINORS[-1]}",
             native_parts=_native_parts,
             native_part_loads=lambda: loaded.outcome,
-        ),
-        "python": _facts(
-            version=lambda: " ".join(sys.version.split()),
-            executable=lambda: _shown(sys.executable),
-            environment=lambda: "virtual" if sys.prefix != sys.base_prefix else "system",
-            free_threaded=lambda: "yes" if sysconfig.get_config_var("Py_GIL_DISABLED") else "no",
+            numerics=lambda: loaded.numerics,
+            pool_keys=_pool_keys,
+            executable=lambda: sys.executable,
             packages=lambda: [f"{name} {found}" for name in _PACKAGES if (found := _version(name))],
         ),
-        "torch": _torch_facts(),
         "libraries": _library_facts(loaded),
-        "machine": _facts(**machine_facts()),
+        "limits": _facts(**limit_facts()),
         "environment": {
             name: [_redacted(name, value)]
             for name, value in sorted(os.environ.items())
             if _VARIABLES.fullmatch(name)
         },
+        "torch": _facts(collect_env=_torch_lines),
     }
 
 
@@ -150,74 +149,68 @@ def _packages() -> list[str]:
 
 def _native_parts() -> list[str]:
     return [
-        f"torch {part.torch_minor}, built with {part.torch}, "
-        f"{f'with CUDA {part.cuda}' if part.cuda else 'without CUDA'}"
+        f"torch {part.torch_minor}, built with {part.torch}, {_cuda_part(part)}"
         f"{'' if part.module else ', for other Pythons'}"
         for part in native_parts()
     ] or ["none"]
+
+
+def _cuda_part(part: NativePart) -> str:
+    if part.cuda is None:
+        return "without CUDA"
+    return f"with CUDA {part.cuda}, {'with' if part.has_kernels else 'without'} kernels"
+
+
+def _pool_keys() -> str:
+    folder = Path(os.environ.get(_KEY_FOLDER, ""))
+    if folder == Path():
+        return f"{_KEY_FOLDER} is not set"
+    names = sorted(os.listdir(folder))
+    secrets = [name for name in names if name.endswith(".secret")]
+    public_count = sum(name.endswith(".public") for name in names)
+    mode = folder.stat().st_mode & 0o777
+    return (
+        f"{folder} (mode {mode:03o}): {', '.join(secrets) or 'no secret'}, "
+        f"{public_count} public keys"
+    )
 
 
 class _Loaded(NamedTuple):
     """The report of a process that loads the native parts."""
 
     outcome: str
+    numerics: str  # the kind of the kernels
     libraries: dict[str, list[str]]
 
 
 def _load_native_parts() -> _Loaded:
-    """Load the native parts in a separate process, which an incompatible module may crash."""
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "penstock.cli.environment_command"],
-            capture_output=True,
-            text=True,
-            timeout=_LOADING_S_MAX,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return _Loaded(f"unknown: {type(error).__name__}: {error}", {})
+    output, failure = _run_module("penstock.cli.environment_command")
     told: dict[str, Any] = {}
-    for line in done.stdout.splitlines():
+    for line in output.splitlines():
         told |= json.loads(line)
+    outcome = f"no: {failure}" if failure else f"yes, {told['module']}"
+    return _Loaded(outcome, told.get("numerics", "unknown"), told.get("libraries", {}))
+
+
+def _torch_lines() -> list[str]:
+    output, failure = _run_module("torch.utils.collect_env")
+    if failure:  # collect_env would have reported these
+        lines = [f"torch cannot be used: {failure}", f"Python {sys.version}", platform.platform()]
+        return [" ".join(line.split()) for line in lines]
+    return output.splitlines()[1:]  # the first line announces the report
+
+
+def _run_module(name: str) -> tuple[str, str]:
+    """Run a module as a program. Return its output, and the reason if it failed."""
+    command = [sys.executable, "-m", name]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_STEP_S_MAX)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return "", f"{type(error).__name__}: {error}"
     if done.returncode == 0:
-        return _Loaded(f"yes, {told['module']}", told["libraries"])
+        return done.stdout, ""
     last = done.stderr.strip().splitlines()[-1:] or ["no output"]
-    outcome = f"no: exit status {done.returncode}: {last[0]}"
-    return _Loaded(outcome, told.get("libraries", {}))
-
-
-def _torch_facts() -> dict[str, list[str]]:
-    try:
-        import torch
-    except Exception as error:  # the report is for such cases
-        return {"version": [f"torch cannot be imported: {type(error).__name__}: {error}"]}
-
-    def devices() -> list[str]:
-        if not torch.cuda.is_available():
-            return ["none available to torch"]
-        return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-
-    return _facts(
-        version=lambda: torch.__version__,
-        installed_in=lambda: str(Path(torch.__file__).parent),
-        built_for_CUDA=lambda: torch.version.cuda or "no",
-        GPUs=devices,
-        GPU_driver=_gpu_driver,
-        threads=lambda: (
-            f"{torch.get_num_threads()} intra-op, {torch.get_num_interop_threads()} inter-op"
-        ),
-        sharing_strategy=torch.multiprocessing.get_sharing_strategy,
-        start_method=lambda: (
-            torch.multiprocessing.get_start_method(allow_none=True)
-            or f"not set; {torch.multiprocessing.get_all_start_methods()[0]} by default"
-        ),
-    )
-
-
-def _gpu_driver() -> str:
-    try:
-        return Path("/proc/driver/nvidia/version").read_text().splitlines()[0]
-    except OSError:
-        return "none"
+    return done.stdout, f"exit status {done.returncode}: {last[0]}"
 
 
 def _library_facts(loaded: _Loaded) -> dict[str, list[str]]:
@@ -249,22 +242,16 @@ def _shown(text: str) -> str:
     return text.replace(home, "~") if home not in ("", "/") else text
 
 
-def machine_facts(root: Path = _ROOT) -> dict[str, Callable[[], str | Iterable[str]]]:
+def limit_facts(root: Path = _ROOT) -> dict[str, Callable[[], str | Iterable[str]]]:
     """Return the function that finds each fact, by name; each may raise. ``root`` contains proc,
-    sys and etc."""
+    sys and dev."""
     return {
-        "system": lambda: f"{_distribution(root)}; {platform.system()} {platform.release()}",
-        "C_library": lambda: c_library() or "not glibc",
-        "machine": platform.machine,
-        "CPU": lambda: _field(root / "proc/cpuinfo", "model name|Processor|cpu model"),
         "CPUs": lambda: (
             f"{os.cpu_count()} in total, {len(os.sched_getaffinity(0))} available to this "
             f"process, {usable_cpus(root)} by its cgroup quotas"
         ),
-        "memory": lambda: (
-            f"{_kibibytes(root, 'MemTotal')}, of which {_kibibytes(root, 'MemAvailable')} are free"
-        ),
-        "memory_limit": lambda: _memory_limit(root),
+        "memory_left": lambda: _bytes(memory_left_bytes(root), "unknown"),
+        "memory_limit": lambda: _bytes(memory_limit_bytes(root), "no cgroup limit"),
         "shared_memory": lambda: _file_system(root / "dev/shm"),
         "temporary_files": lambda: _file_system(Path(os.environ.get("TMPDIR", "/tmp"))),
         "limits": lambda: [f"{name}: {_limit(name)}" for name in _LIMITS] + _low_limits(),
@@ -272,43 +259,8 @@ def machine_facts(root: Path = _ROOT) -> dict[str, Callable[[], str | Iterable[s
     }
 
 
-def _distribution(root: Path) -> str:
-    text = (root / "etc/os-release").read_text(encoding="utf-8")
-    name = re.search(r'^PRETTY_NAME="?(.*?)"?$', text, re.MULTILINE)
-    return name[1] if name else "unknown"
-
-
-def _field(path: Path, names: str) -> str:
-    found = re.search(rf"^(?:{names})\s*:\s*(.*)$", path.read_text(), re.MULTILINE)
-    return found[1] if found else "unknown"
-
-
-def _kibibytes(root: Path, name: str) -> str:
-    kibibytes, _, _ = _field(root / "proc/meminfo", name).partition(" ")
-    return in_units(int(kibibytes) * 1024)
-
-
-def _memory_limit(root: Path) -> str:
-    """Return the smallest limit of this process's cgroups."""
-    limits = []
-    for line in (root / "proc/self/cgroup").read_text().splitlines():
-        _, controllers, group = line.split(":", 2)
-        mount = root / "sys/fs/cgroup"
-        name = "memory.max"
-        if controllers:
-            if "memory" not in controllers.split(","):
-                continue
-            mount, name = mount / "memory", "memory.limit_in_bytes"
-        folder = mount / group.lstrip("/")
-        for place in (folder, *folder.parents):
-            if place == mount.parent:
-                break
-            if (place / name).is_file():
-                text = (place / name).read_text().strip()
-                # cgroups v1 represents "none" by a huge number.
-                if text.isdecimal() and int(text) < 1 << 60:
-                    limits.append(int(text))
-    return in_units(min(limits)) if limits else "no cgroup limit"
+def _bytes(count: int | None, otherwise: str) -> str:
+    return otherwise if count is None else in_units(count)
 
 
 def _file_system(folder: Path) -> str:
@@ -356,8 +308,13 @@ def main() -> None:
 
     print(json.dumps({"libraries": loaded_libraries(_pool.zmq_version())}), flush=True)
     from penstock import _C
+    from penstock.pool.pool_status import format_numerics
 
-    told = {"libraries": loaded_libraries(_pool.zmq_version()), "module": _C.__file__}
+    told = {
+        "libraries": loaded_libraries(_pool.zmq_version()),
+        "module": _C.__file__,
+        "numerics": format_numerics().removeprefix("numerics "),
+    }
     print(json.dumps(told), flush=True)
 
 

@@ -80,10 +80,16 @@ def memory_left_bytes(root: Path = _ROOT) -> int | None:
     """Return the bytes of free memory; None if the system does not report it."""
     free = re.search(r"^MemAvailable:\s*(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
     left = [1024 * int(free[1])] if free else []
-    return min([*left, *_left_in_groups(root)], default=None)
+    return min([*left, *(left for _, left in _group_limits(root))], default=None)
 
 
-def _left_in_groups(root: Path) -> Iterator[int]:
+def memory_limit_bytes(root: Path = _ROOT) -> int | None:
+    """Return the smallest memory limit of this process's cgroups; None if there is none."""
+    return min((limit for limit, _ in _group_limits(root)), default=None)
+
+
+def _group_limits(root: Path) -> Iterator[tuple[int, int]]:
+    """Yield the limit of each cgroup that has one, and the bytes left under it."""
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
         mount, limit, usage = root / "sys/fs/cgroup", "memory.max", "memory.current"
@@ -98,7 +104,7 @@ def _left_in_groups(root: Path) -> Iterator[int]:
                 break
             most, used = _read(place / limit).strip(), _read(place / usage).strip()
             if most.isdecimal() and used.isdecimal() and int(most) < _NO_LIMIT:
-                yield max(0, int(most) - int(used) + _cache_bytes(place))
+                yield int(most), max(0, int(most) - int(used) + _cache_bytes(place))
 
 
 def _cache_bytes(group: Path) -> int:
