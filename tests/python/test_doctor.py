@@ -23,10 +23,11 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 from penstock import DataLoader
 from penstock.cli.command_line import main
-from penstock.doctor.loader_watch import BatchBound, LoaderWatch
+from penstock.doctor.loader_watch import BatchBound, LoaderWatch, ProgramStopped
 from penstock.doctor.program_runs import RunRequest
 
 pytestmark = pytest.mark.slow
@@ -349,34 +350,25 @@ def test_one_of_several_ranks_is_rejected(
     assert "one of several ranks" in capsys.readouterr().err
 
 
-def watch_of_loaders(folder: Path) -> AbstractContextManager[Any]:
-    orders = RunRequest(-1, str(folder), steps=1000, seconds=1000.0, loader=0, offload=True)
+def watch_of_loaders(folder: Path, **options: Any) -> LoaderWatch:
+    orders = RunRequest(-1, str(folder), **{"steps": 1000, "seconds": 1000.0, **options})
     return LoaderWatch(orders, lambda _: None)
 
 
-def bound_of_batches(folder: Path) -> AbstractContextManager[Any]:
-    return BatchBound(1000)
+def rows(count: int = 64) -> TensorDataset:
+    return TensorDataset(torch.arange(2 * count).reshape(count, 2))
 
 
-@pytest.mark.parametrize("make_watch", [watch_of_loaders, bound_of_batches])
 def test_patch_of_another_tool_survives_the_doctor(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    make_watch: Callable[[Path], AbstractContextManager[Any]],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The patch was lost when a watch removed its hook."""
     calls: Counter[str] = Counter()
-    methods: list[tuple[Any, str]] = [
-        (torch.nn.Module, "__call__"),
-        (_BaseDataLoaderIter, "__next__"),
-        (DataLoader, "__init__"),
-        (DataLoader, "__iter__"),
-    ]
     model = torch.nn.Linear(2, 2)
 
     def train() -> None:
-        for (rows,) in DataLoader(TensorDataset(torch.zeros(8, 2)), batch_size=4):
-            model(rows).sum().backward()
+        for (inputs,) in DataLoader(rows(8), batch_size=4):
+            model(inputs.float()).sum().backward()
 
     def put_on(owner: Any, name: str) -> Any:
         former = getattr(owner, name)
@@ -388,12 +380,106 @@ def test_patch_of_another_tool_survives_the_doctor(
         monkeypatch.setattr(owner, name, counted)
         return counted
 
-    for owner, name in methods:  # which are put back at the end, over any change
-        monkeypatch.setattr(owner, name, getattr(owner, name))
-    with make_watch(tmp_path):
-        patches = [put_on(*method) for method in methods]
+    call = torch.nn.Module.__call__
+    monkeypatch.setattr(torch.nn.Module, "__call__", call)  # put back at the end, over any change
+    with watch_of_loaders(tmp_path, loader=0, offload=True):
+        patch = put_on(torch.nn.Module, "__call__")
         train()
-    assert [getattr(owner, name) for owner, name in methods] == patches
+    assert torch.nn.Module.__call__ is patch
     before = calls.copy()
     train()
-    assert all(calls[name] > before[name] for _, name in methods)
+    assert calls["__call__"] > before["__call__"]
+
+
+@pytest.mark.parametrize("make_watch", [watch_of_loaders, lambda _: BatchBound(1000)])
+def test_doctor_replaces_no_method_of_a_loader(
+    tmp_path: Path, make_watch: Callable[[Path], AbstractContextManager[Any]]
+) -> None:
+    owners = (DataLoader, *DataLoader.__mro__, _BaseDataLoaderIter)
+    before = [dict(vars(owner)) for owner in owners]
+    with make_watch(tmp_path):
+        assert [dict(vars(owner)) for owner in owners] == before
+    assert [dict(vars(owner)) for owner in owners] == before
+
+
+def test_overrides_apply_to_the_loader_with_the_number(tmp_path: Path) -> None:
+    changed = {"num_workers": 1, "prefetch_factor": 3, "persistent_workers": True}
+    with watch_of_loaders(tmp_path, loader=1, overrides=changed) as watch:
+        other = DataLoader(rows(), batch_size=4)
+        loader = DataLoader(rows(), batch_size=4, pin_memory=False)
+        batches = [batch.tolist() for (batch,) in loader]
+        for _ in other:
+            pass
+        found = watch.result().loaders
+    assert batches == [batch.tolist() for (batch,) in DataLoader(rows(), batch_size=4)]
+    assert (loader.num_workers, loader.prefetch_factor, loader.persistent_workers) == (1, 3, True)
+    assert (other.num_workers, other.prefetch_factor) == (0, None)
+    settings = [one.observation.settings for one in found]
+    assert [(one.num_workers, one.persistent_workers) for one in settings] == [
+        (0, False),
+        (1, True),
+    ]
+
+
+def test_override_without_workers_drops_the_options_of_workers(tmp_path: Path) -> None:
+    with watch_of_loaders(tmp_path, loader=0, overrides={"num_workers": 0}) as watch:
+        loader = DataLoader(
+            rows(), batch_size=4, num_workers=2, prefetch_factor=4, persistent_workers=True
+        )
+        assert len(list(loader)) == 16
+        [found] = watch.result().loaders
+    assert (loader.num_workers, loader.prefetch_factor, loader.persistent_workers) == (
+        0,
+        None,
+        False,
+    )
+    assert loader.stats().iterator == "torch"
+    assert found.observation.settings.num_workers == 0
+
+
+def test_epochs_of_dropped_loaders_are_in_one_record(tmp_path: Path) -> None:
+    with watch_of_loaders(tmp_path) as watch:
+        for _ in range(3):
+            for _ in DataLoader(rows(), batch_size=4, num_workers=1):  # no other reference to it
+                pass
+        [found] = watch.result().loaders
+    observed = found.observation
+    assert observed.epoch_steps == 16
+    assert observed.delivered > 0 and observed.dataset_s > 0
+    assert 0 < observed.start_s
+    assert len(observed.batches) >= observed.steps
+    assert all(one.making_s > 0 for one in observed.batches)
+
+
+def test_loader_with_an_iterator_of_torch_is_examined(tmp_path: Path) -> None:
+    with watch_of_loaders(tmp_path) as watch:
+        pipe = IterableWrapper(list(range(64)))
+        loader = DataLoader(pipe, batch_size=4, num_workers=1, persistent_workers=True)
+        for _ in range(2):
+            assert len(list(loader)) == 16
+        [found] = watch.result().loaders
+    assert loader.stats().iterator == "fallback"
+    assert found.observation.epoch_steps == 16
+    assert found.observation.steps >= 16
+    assert found.observation.step_s > 0
+
+
+def test_enough_steps_end_the_program(tmp_path: Path) -> None:
+    results: list[Any] = []
+    orders = RunRequest(-1, str(tmp_path), steps=2, seconds=0.1)
+    with LoaderWatch(orders, results.append) as watch, pytest.raises(ProgramStopped):
+        while True:
+            for _ in DataLoader(rows(), batch_size=4):
+                time.sleep(0.01)
+    assert watch.is_stopped and results[0].is_stopped
+    assert results[0].busiest.observation.compute_s > 0
+
+
+def test_batch_bound_ends_the_program_after_the_batches() -> None:
+    count = 0
+    with BatchBound(20) as bound, pytest.raises(ProgramStopped):
+        while True:
+            for _ in DataLoader(rows(), batch_size=4):
+                count += 1
+    assert bound.is_reached
+    assert count == 20

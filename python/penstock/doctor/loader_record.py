@@ -8,7 +8,6 @@ same line creates.
 from __future__ import annotations
 
 import bisect
-import contextlib
 import resource
 import time
 import weakref
@@ -19,14 +18,9 @@ from typing import Any
 
 from penstock.compat.devices import module_in_use
 from penstock.doctor.timed_transform import time_transforms, transform_seconds
-from penstock.loader.stats import (
-    LoaderStats,
-    batch_samples_of,
-    is_order_of_workers,
-    settings_of,
-    takes_threads,
-)
-from penstock.loader.step_times import WAITING_PARTS, FieldSums, StepTimes, WorkTimes
+from penstock.loader.stats import LoaderStats, facts_of
+from penstock.loader.step_times import WAITING_PARTS, FieldSums, SlowSample, StepTimes
+from penstock.loader.watched_steps import WatchedStep
 from penstock.tracking.leaves import flatten_batch
 from penstock.tuning.limiting import SLOW_SAMPLE_RATIO
 from penstock.tuning.observation import MadeBatch, Observation
@@ -38,22 +32,14 @@ from penstock.tuning.process_resources import (
     usable_cpus,
 )
 
-_RECORDS_MAX = 4096  # batches of an iterator that are recorded individually
 _LISTED_BATCHES_MAX = 512  # batches of an observation that are listed individually
 _WARM_S = 2.0
 _SECONDS_MIN = 1.5  # of a measurement, however fast the steps are
 _SHOWN_SAMPLES = 5
 _READ_S = 0.1  # between two readings of the workers' times
 
-
-@dataclass(slots=True)
-class _Step:
-    epoch: int
-    called_at: float
-    returned_at: float
-    thread_cpu_s: float
-    is_first: bool  # of its epoch
-    iter_s: float  # the duration of the epoch's iter(), for the first step
+# Two consecutive steps of one epoch.
+_Pairs = Sequence[tuple[WatchedStep, WatchedStep]]
 
 
 @dataclass(slots=True)
@@ -77,24 +63,25 @@ class LoaderRecord:
         self._folder = Path(folder) / f"loader-{number}"
         self._folder.mkdir(exist_ok=True)
         self._loader: weakref.ref[Any] | None = None
-        self._read_loader: Any = None  # during its epochs: the program may have dropped it
+        # To the end of its first epoch, and during the later ones: the program may have dropped it.
+        self._read_loader: Any = None
         self._facts: dict[str, Any] = {}  # of the newest loader
         self._past = LoaderTotals()  # of the loaders before the newest
         self._newest = LoaderTotals()  # of the newest, at the end of its last epoch
         self._is_transform_timed = False
-        self._steps: list[_Step] = []
-        self._epoch = 0
+        self._steps: list[WatchedStep] = []  # that delivered a batch
         self._epoch_lengths: list[int] = []
         self._starts: list[float] = []  # of all epochs
         self._length = 0  # of the current epoch, so far
-        self._iterated_at = 0.0
         self._window: _Moment | None = None
         self._last = (0.0, 0)  # the process's CPU seconds and pages read, at the last step
         self._last_delay_s = 0.0
         self._cpu = WorkerCpu()
-        self._records: list[dict[str, Any]] = []
-        self._work = WorkTimes()
+        self._samples: set[SlowSample] = set()  # the slowest
+        # Seconds of the slowest sample of a batch, by iterator, its epoch, and the batch in it.
         self._slow: dict[tuple[int, int, int], float] = {}
+        self._iterator: weakref.ref[Any] | None = None  # of the newest step
+        self._iterator_numbers: list[int] = []  # of the steps
         self._batch_bytes = 0.0
 
     # ---- During the program's run
@@ -103,55 +90,42 @@ class LoaderRecord:
         """Replace the loader by a new one of the program."""
         self._past = self._past + self._totals_of_newest()
         self._newest = LoaderTotals()
-        self._read_loader = None
-        self._loader = weakref.ref(loader)
-        has_pool = loader.pool is not None
-        if not has_pool:  # a pool's workers could not write the sums
-            self._is_transform_timed |= time_transforms(loader.dataset, str(self._folder)) > 0
-        self._facts = {
-            "settings": settings_of(loader),
-            "batch_samples": batch_samples_of(loader),
-            "takes_threads": takes_threads(loader),
-            "order_of_workers": is_order_of_workers(loader),
-            "has_pool": has_pool,
-        }
-
-    def begin_epoch(self, loader: Any, iterator: Any, iterated_at: float) -> None:
-        """Start an epoch, whose ``iter(loader)`` was called at ``iterated_at``."""
         self._read_loader = loader
-        self._epoch += 1
-        self._length = 0
-        self._iterated_at = iterated_at
-        stream = getattr(iterator, "_stream", None)
-        if stream is not None:
-            stream.record_steps(_RECORDS_MAX)
+        self._loader = weakref.ref(loader)
+        self._facts = facts_of(loader)
+        if not self._facts["has_pool"]:  # a pool's workers could not write the sums
+            self._is_transform_timed |= time_transforms(loader.dataset, str(self._folder)) > 0
 
-    def note(self, iterator: Any, step: tuple[float, float, float], batch: Any) -> None:
-        """Record a call of ``next()`` that returned a batch: ``step`` has the times of the call and
-        the return, and the thread's CPU seconds."""
-        called_at, returned_at, thread_cpu_s = step
-        is_first = self._length == 0
-        if is_first:
-            self._starts.append(returned_at - self._iterated_at)
+    def note(self, step: WatchedStep, iterator: Any, batch: Any) -> None:
+        """Record a step, which ends its epoch if it has no batch."""
+        if step.iter_s is not None:
+            self._length = 0
+            self._read_loader = step.loader() or self._read_loader
+        if not step.has_batch:
+            self._end_epoch(iterator)
+            return
+        if self._length == 0:
+            self._starts.append((step.iter_s or 0.0) + step.left_at - step.entered_at)
         self._length += 1
-        iter_s = called_at - self._iterated_at if is_first else 0.0
-        self._steps.append(
-            _Step(self._epoch, called_at, returned_at, thread_cpu_s, is_first, iter_s)
-        )
+        self._steps.append(step)
+        number = self._iterator_numbers[-1] if self._iterator_numbers else 0
+        is_same = self._iterator is not None and self._iterator() is iterator
+        self._iterator_numbers.append(number if is_same else number + 1)
+        self._iterator = weakref.ref(iterator)
         if not self._batch_bytes:
             self._batch_bytes = _bytes_of(batch)
         if not self._facts["has_pool"]:
-            self._cpu.read(iterator, returned_at)
+            self._cpu.read(iterator, step.left_at)
         self._last = (time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_majflt)
-        if self._window is None and self._is_warm(returned_at):
+        if self._window is None and self._is_warm(step.left_at):
             transform_s = transform_seconds(str(self._folder))
             self._window = _Moment(
-                returned_at, *self._last, self._totals(), transform_s, thread_delay_s()
+                step.left_at, *self._last, self._totals(), transform_s, thread_delay_s()
             )
 
-    def end_epoch(self, iterator: Any) -> None:
+    def _end_epoch(self, iterator: Any) -> None:
         self._epoch_lengths.append(self._length)
-        self._take_records(iterator)
+        self._note_slow(iterator)
         self._newest = self._totals_of_newest()
         self._read_loader = None
         self._last_delay_s = thread_delay_s()
@@ -160,79 +134,71 @@ class LoaderRecord:
         """Return whether there are enough measurements."""
         if self._window is None or not self._steps:
             return False
-        elapsed_s = self._steps[-1].returned_at - self._window.at
+        elapsed_s = self._steps[-1].left_at - self._window.at
         if elapsed_s < min(_SECONDS_MIN, seconds):
             return False
-        count = sum(1 for _ in self._steps_since(self._window.at))
+        count = len(self._steps_since(self._window.at))
         return count >= steps or (elapsed_s >= seconds and count >= 2)
 
-    def _steps_since(self, at: float) -> Sequence[_Step]:
-        first = bisect.bisect_right(self._steps, at, key=lambda step: step.returned_at)
+    def _steps_since(self, at: float) -> Sequence[WatchedStep]:
+        first = bisect.bisect_right(self._steps, at, key=lambda step: step.left_at)
         return self._steps[first:]
 
     def _is_warm(self, now: float) -> bool:
         enough = len(self._steps) >= self._facts["settings"].num_workers + 2
-        return len(self._steps) >= 2 and (enough or now - self._steps[0].returned_at >= _WARM_S)
-
-    def _take_records(self, iterator: Any) -> None:
-        stream = getattr(iterator, "_stream", None)
-        if stream is None:
-            return
-        with contextlib.suppress(Exception):  # if the stream has been closed
-            key = id(iterator)
-            self._records += [{**one, "stream": key} for one in stream.step_records()]
-            found = stream.slow_samples()
-            for sample in found:
-                seconds, _index, epoch, sequence, place, _worker = sample
-                if place is not None:  # otherwise it covers all samples of a batch
-                    self._slow[(key, epoch, sequence)] = seconds
-                    self._note_slow(sample)
-
-    def _note_slow(self, sample: tuple[Any, ...]) -> None:
-        known = {(one.index, one.batch, one.place) for one in self._work.slow_samples}
-        _seconds, index, _epoch, sequence, place, _worker = sample
-        if (index, sequence, place) not in known:
-            self._work.add({}, [sample])
+        return len(self._steps) >= 2 and (enough or now - self._steps[0].left_at >= _WARM_S)
 
     def _totals(self) -> LoaderTotals:
         return self._past + self._totals_of_newest()
 
     def _totals_of_newest(self) -> LoaderTotals:
         loader = None if self._loader is None else self._loader()
-        return self._newest if loader is None else LoaderTotals.of(loader.stats())
+        if loader is None:
+            return self._newest
+        stats = loader.stats()
+        # Without a place it covers all samples of a batch.
+        self._samples |= {one for one in stats.slow_samples if one.place is not None}
+        return LoaderTotals.of(stats)
+
+    def _note_slow(self, iterator: Any) -> None:
+        stream = getattr(iterator, "_stream", None)
+        if stream is None or iterator._shutdown or not self._iterator_numbers:
+            return
+        for seconds, _index, epoch, sequence, place, _worker in stream.slow_samples():
+            if place is not None:
+                batch = self._iterator_numbers[-1], epoch, sequence
+                self._slow[batch] = max(seconds, self._slow.get(batch, 0.0))
 
     # ---- Results
 
-    def observation(self, iterator: Any = None) -> Observation | None:
-        """Return the observation; None if fewer than two batches were delivered. ``iterator`` is in
-        the middle of an epoch."""
+    def observation(self, is_reading: bool = False) -> Observation | None:
+        """Return the observation; None if fewer than two batches were delivered. ``is_reading`` if
+        this thread is in the middle of an epoch."""
         if len(self._steps) < 2:
             return None
-        self._take_records(iterator)
-        if iterator is not None:
+        if is_reading:
             self._last_delay_s = thread_delay_s()
-        first = self._steps[0].returned_at
+            self._note_slow(self._iterator and self._iterator())
+        first = self._steps[0].left_at
         begin = self._window or _Moment(first, 0.0, 0, LoaderTotals(), 0.0, self._last_delay_s)
+        consecutive = list(zip(self._steps, self._steps[1:], strict=False))
         pairs = [
-            (one, two)
-            for one, two in zip(self._steps, self._steps[1:], strict=False)
-            if one.epoch == two.epoch and one.returned_at >= begin.at
+            (one, two) for one, two in consecutive if two.iter_s is None and one.left_at >= begin.at
         ]
         # Otherwise epochs of one batch, or an end before the warm-up was over.
-        return self._means(pairs or list(zip(self._steps, self._steps[1:], strict=False)), begin)
+        return self._means(pairs or consecutive, begin)
 
-    def _means(self, pairs: Sequence[tuple[_Step, _Step]], begin: _Moment) -> Observation:
+    def _means(self, pairs: _Pairs, begin: _Moment) -> Observation:
         settings = self._facts["settings"]
         totals = self._totals() - begin.totals
-        step_s = _mean([two.returned_at - one.returned_at for one, two in pairs])
-        compute_s = _mean([two.called_at - one.returned_at for one, two in pairs])
+        step_s = _mean([two.left_at - one.left_at for one, two in pairs])
+        compute_s = _mean([two.entered_at - one.left_at for one, two in pairs])
         waiting, loader_s = self._waiting(totals, begin, max(0.0, step_s - compute_s))
-        since = self._steps_since(begin.at)
-        step_count = max(1, len(since))
+        step_count = max(1, len(self._steps_since(begin.at)))
         trainer_cpu_s = (self._last[0] - begin.process_cpu_s) / step_count
         is_in_process = settings.num_workers == 0 and not self._facts["has_pool"]
         if is_in_process:
-            worker_cpu_s, delay_s = _mean([two.thread_cpu_s for _, two in pairs]), 0.0
+            worker_cpu_s, delay_s = _mean([two.cpu_s for _, two in pairs]), 0.0
             trainer_cpu_s = max(0.0, trainer_cpu_s - worker_cpu_s)
         else:
             worker_cpu_s, delay_s = self._cpu.of_batch()  # type: ignore[assignment]
@@ -243,7 +209,7 @@ class LoaderRecord:
         if is_in_process:
             steps = max(1, totals.ledger.steps)
             dataset_s, collate_s = totals.ledger.dataset_s / steps, totals.ledger.collate_s / steps
-        elapsed_s = max(1e-9, self._steps[-1].returned_at - begin.at)
+        elapsed_s = max(1e-9, self._steps[-1].left_at - begin.at)
         loader = None if self._loader is None else self._loader()
         return Observation(
             **self._facts,
@@ -271,10 +237,7 @@ class LoaderRecord:
             copied_batches=totals.copied_batches,
             memory_free_bytes=memory_left_bytes(),
             memory_reads_per_s=(self._last[1] - begin.pages_read) / elapsed_s,
-            slow_samples=tuple(
-                (one.seconds, str(one).partition(" took ")[0])
-                for one in self._work.slow_samples[:_SHOWN_SAMPLES]
-            ),
+            slow_samples=self._shown_samples(),
             pool_workers=0
             if loader is None or loader.pool is None
             else len(loader.stats().workers),
@@ -288,10 +251,10 @@ class LoaderRecord:
         """Divide a step's seconds within ``next()`` like the ledger, but without the waits at the
         starts of epochs. The ledger's steps include these."""
         waited = {name: float(getattr(totals.ledger, name)) for name in WAITING_PARTS}
-        firsts = [one for one in self._steps_since(begin.at) if one.is_first]
-        own_s = max(0.0, totals.ledger.loader_s - sum(one.iter_s for one in firsts))
+        firsts = [one for one in self._steps_since(begin.at) if one.iter_s is not None]
+        own_s = max(0.0, totals.ledger.loader_s - sum(one.iter_s or 0.0 for one in firsts))
         if self._facts["settings"].num_workers > 0:
-            starts_s = sum(one.returned_at - one.called_at for one in firsts)
+            starts_s = sum(one.left_at - one.entered_at for one in firsts)
             waited = _without_starts(waited, starts_s)
         noted_s = sum(waited.values()) + own_s
         scale = next_s / noted_s if noted_s > 0 else 0.0
@@ -306,34 +269,32 @@ class LoaderRecord:
         return min(dataset_s, seconds / max(1, threads))
 
     def _made_batches(
-        self,
-        pairs: Sequence[tuple[_Step, _Step]],
-        began_at: float,
-        dataset_s: float,
-        is_in_process: bool,
+        self, pairs: _Pairs, began_at: float, dataset_s: float, is_in_process: bool
     ) -> tuple[MadeBatch, ...]:
-        computes = [two.called_at - one.returned_at for one, two in pairs]
+        computes = {one.left_at: two.entered_at - one.left_at for one, two in pairs}
         if is_in_process:
-            making = [two.returned_at - two.called_at for _, two in pairs]
-            return tuple(map(MadeBatch, making[:_LISTED_BATCHES_MAX], computes))
-        given = [one.returned_at for one, _ in pairs]
-        usual_s, mean_s = dataset_s / self._facts["batch_samples"], _mean(computes)
+            making = [two.left_at - two.entered_at for _, two in pairs]
+            return tuple(map(MadeBatch, making[:_LISTED_BATCHES_MAX], computes.values()))
+        usual_s, mean_s = dataset_s / self._facts["batch_samples"], _mean([*computes.values()])
         made = []
-        for record in self._records:
-            if record["given_at"] < began_at:
-                continue
-            making_s = record["dataset_s"] + record["collate_s"] + record["prefix_s"]
-            place = bisect.bisect_left(given, record["given_at"])
-            slowest_s = self._slow.get((record["stream"], record["epoch"], record["sequence"]), 0.0)
-            is_slow = slowest_s > SLOW_SAMPLE_RATIO * usual_s
-            made.append(
-                MadeBatch(
-                    making_s,
-                    computes[place] if place < len(given) else mean_s,
-                    max(0.0, slowest_s - usual_s) if is_slow else 0.0,
+        for step, iterator in zip(self._steps, self._iterator_numbers, strict=True):
+            for one in step.batches if step.left_at >= began_at else ():
+                slowest_s = self._slow.get((iterator, one.epoch, one.sequence), 0.0)
+                is_slow = slowest_s > SLOW_SAMPLE_RATIO * usual_s
+                made.append(
+                    MadeBatch(
+                        one.made_at - one.begun_at,
+                        computes.get(step.left_at, mean_s),
+                        max(0.0, slowest_s - usual_s) if is_slow else 0.0,
+                    )
                 )
-            )
         return tuple(made[:_LISTED_BATCHES_MAX])
+
+    def _shown_samples(self) -> tuple[tuple[float, str], ...]:
+        names: dict[str, float] = {}
+        for one in sorted(self._samples, key=lambda one: -one.seconds):
+            names.setdefault(str(one).partition(" took ")[0], one.seconds)
+        return tuple((seconds, name) for name, seconds in names.items())[:_SHOWN_SAMPLES]
 
     def _start_s(self) -> float:
         """Return the duration of an epoch's start. The first start is a cold one, and is used only

@@ -5,23 +5,25 @@ to it, and ends the program after enough measurements."""
 from __future__ import annotations
 
 import _thread
-import functools
-import inspect
 import os
 import sys
 import threading
-import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from penstock.compat.iterators import BaseIterator
 from penstock.compat.modules import Patch
 from penstock.doctor.loader_record import LoaderRecord
 from penstock.doctor.program_runs import ObservedLoader, RunRequest, RunResult
-from penstock.loader import dataloader
+from penstock.loader.watched_steps import (
+    WatchedStep,
+    add_loader_watcher,
+    add_watcher,
+    remove_loader_watcher,
+    remove_watcher,
+)
 from penstock.tracking.leaves import flatten_batch
 
 _OUTSIDE_OF_PROGRAMS = tuple(
@@ -44,99 +46,46 @@ class LoaderWatch:
         self.is_stopped = False
         self._orders = orders
         self._report = report
-        self._pid = os.getpid()
         self._records: dict[_Line, LoaderRecord] = {}
-        self._of_loader: weakref.WeakKeyDictionary[Any, LoaderRecord] = weakref.WeakKeyDictionary()
-        self._of_iterator: weakref.WeakKeyDictionary[Any, LoaderRecord] = (
-            weakref.WeakKeyDictionary()
-        )
-        self._loader_of: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        self._patches: list[Patch] = []
+        self._of_loader: dict[weakref.ref[Any], LoaderRecord] = {}
         self._late = LateOffload(self._offload) if orders.offload else None
         self._target: tuple[Any, Any] | None = None  # loader and iterator of the newest batch
 
     def __enter__(self) -> LoaderWatch:
-        watch, loader = self, dataloader.DataLoader
-        init: Any = loader.__init__
-        iterate: Any = loader.__iter__
-        advance: Any = BaseIterator.__next__
-
-        @functools.wraps(init)
-        def watched_init(self: Any, *args: Any, **kwargs: Any) -> None:
-            if os.getpid() != watch._pid:
-                return init(self, *args, **kwargs)  # type: ignore[no-any-return]
-            record = watch._record_of(init, self, args, kwargs)
-            if watch._orders.loader == record.number and watch._orders.overrides:
-                args, kwargs = _with_overrides(init, self, args, kwargs, watch._orders.overrides)
-            init(self, *args, **kwargs)
-            record.add_loader(self)
-            watch._of_loader[self] = record
-
-        def watched_iter(self: Any) -> Any:
-            began_at = time.monotonic()
-            iterator = iterate(self)
-            record = watch._of_loader.get(self)
-            if record is not None and os.getpid() == watch._pid:
-                watch._of_iterator[iterator] = record
-                watch._loader_of[iterator] = weakref.ref(self)
-                record.begin_epoch(self, iterator, began_at)
-            return iterator
-
-        def watched_next(self: Any) -> Any:
-            record = watch._of_iterator.get(self)
-            if record is None or os.getpid() != watch._pid:
-                return advance(self)
-            if watch.is_stopped:
-                raise ProgramStopped(0)
-            cpu_s, called_at = time.thread_time(), time.monotonic()
-            try:
-                batch = advance(self)
-            except StopIteration:
-                record.end_epoch(self)
-                raise
-            returned_at = time.monotonic()
-            record.note(self, (called_at, returned_at, time.thread_time() - cpu_s), batch)
-            watch._note(self, record, batch)
-            return batch
-
-        self._patches = [
-            Patch(loader, "__init__", lambda _: watched_init),
-            Patch(loader, "__iter__", lambda _: watched_iter),
-            Patch(BaseIterator, "__next__", lambda _: watched_next),
-        ]
+        add_loader_watcher(self._note_loader)
+        add_watcher(self._note_step)
         if self._late is not None:
             self._late.begin()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for patch in self._patches:
-            patch.undo()
+        remove_loader_watcher(self._note_loader)
+        remove_watcher(self._note_step)
         if self._late is not None:
             self._late.end()
 
-    def result(self, iterator: Any = None) -> RunResult:
-        """Return the results so far; ``iterator`` is the one that is being read."""
-        reading = self._of_iterator.get(iterator) if iterator is not None else None
+    def result(self, reading: LoaderRecord | None = None) -> RunResult:
+        """Return the results so far; this thread is in an epoch of the loader of ``reading``."""
         seen = []
         for record in self._records.values():
-            found = record.observation(iterator if record is reading else None)
+            found = record.observation(record is reading)
             if found is not None:
                 seen.append(ObservedLoader(record.number, record.dataset, found))
         return RunResult(tuple(seen), is_stopped=self.is_stopped)
 
-    def _record_of(
-        self, init: Callable[..., None], loader: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> LoaderRecord:
-        """Return the record of a loader that is about to be created. Its number is the same in
-        every run."""
-        try:
-            arguments = inspect.signature(init).bind(loader, *args, **kwargs).arguments
-        except TypeError:
-            arguments = {}  # the call raises this error
-        dataset = arguments.get("dataset")
+    def _note_loader(self, loader: Any) -> None:
+        record = self._record_of(loader.dataset)
+        if record.number == self._orders.loader:
+            _assign(loader, self._orders.overrides)
+        record.add_loader(loader)
+        self._of_loader[weakref.ref(loader)] = record
+
+    def _record_of(self, dataset: Any) -> LoaderRecord:
+        """Return the record of a loader that the current line of the program makes. Its number is
+        the same in every run."""
         name = type(dataset).__name__
         try:
-            length = len(dataset)  # type: ignore[arg-type]
+            length = len(dataset)
         except Exception:
             length = -1
         line = (_line_of_program(), name, length)
@@ -144,13 +93,21 @@ class LoaderWatch:
             self._records[line] = LoaderRecord(len(self._records), name, self._orders.folder)
         return self._records[line]
 
-    def _note(self, iterator: Any, record: LoaderRecord, batch: Any) -> None:
+    def _note_step(self, step: WatchedStep, iterator: Any, batch: Any) -> None:
+        record = self._of_loader.get(step.loader)
+        if record is None:
+            return
+        if self.is_stopped:
+            raise ProgramStopped(0)
+        record.note(step, iterator, batch)
+        if not step.has_batch:
+            return
         if self._late is not None and record.number == self._orders.loader:
-            self._target = (self._loader_of[iterator](), iterator)
+            self._target = (step.loader(), iterator)
             self._late.note(batch)
         if record.is_done(self._orders.steps, self._orders.seconds):
             self.is_stopped = True
-            self._report(self.result(iterator))
+            self._report(self.result(record))
             if threading.current_thread() is not threading.main_thread():
                 _thread.interrupt_main()  # it may be waiting for this thread's next result
             raise ProgramStopped(0)
@@ -167,36 +124,26 @@ class LoaderWatch:
 
 
 class BatchBound:
-    """A context in which the program runs until its loaders have delivered ``count_max``
+    """A context in which the program runs until its loaders have delivered more than ``count_max``
     batches."""
 
     def __init__(self, count_max: int) -> None:
         self.is_reached = False
         self._count_max = count_max
-        self._patch: Patch | None = None
+        self._count = 0
 
     def __enter__(self) -> BatchBound:
-        bound, pid = self, os.getpid()
-        count = 0
-
-        def counted(advance: Any) -> Any:
-            def counted_next(self: Any) -> Any:
-                nonlocal count
-                if os.getpid() == pid:
-                    count += 1
-                    if count > bound._count_max:
-                        bound.is_reached = True
-                        raise ProgramStopped(0)
-                return advance(self)
-
-            return counted_next
-
-        self._patch = Patch(BaseIterator, "__next__", counted)
+        add_watcher(self._note_step)
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._patch is not None
-        self._patch.undo()
+        remove_watcher(self._note_step)
+
+    def _note_step(self, step: WatchedStep, *_: Any) -> None:
+        self._count += step.has_batch
+        if self._count > self._count_max:
+            self.is_reached = True
+            raise ProgramStopped(0)
 
 
 def _line_of_program() -> tuple[str, int]:
@@ -207,25 +154,15 @@ def _line_of_program() -> tuple[str, int]:
     return frame.f_code.co_filename, frame.f_lineno
 
 
-def _with_overrides(
-    init: Callable[..., None],
-    loader: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    overrides: Any,
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return a loader's arguments with the overrides."""
-    try:
-        bound = inspect.signature(init).bind(loader, *args, **kwargs)
-    except TypeError:
-        return args, kwargs  # the call raises this error
-    bound.arguments.update(overrides)
-    arguments = bound.arguments
-    del arguments[next(iter(arguments))]  # self
-    if arguments.get("num_workers") == 0:
-        arguments.pop("prefetch_factor", None)
-        arguments.pop("persistent_workers", None)
-    return (), dict(arguments)
+def _assign(loader: Any, overrides: Mapping[str, Any]) -> None:
+    """Assign options before the first ``iter()``, which checks them."""
+    if overrides.get("num_workers") == 0 and loader.pool is None:
+        overrides = {**overrides, "prefetch_factor": None, "persistent_workers": False}
+    for name, value in overrides.items():
+        if name == "persistent_workers":
+            vars(loader)[name] = value  # torch forbids the assignment
+        else:
+            setattr(loader, name, value)
 
 
 class LateOffload:

@@ -85,6 +85,7 @@ from penstock.loader.variable_pool import (
     named_pool,
     use_variable,
 )
+from penstock.loader.watched_steps import note_new_loader, watch_torch_iterator
 from penstock.pool.job_pickle import PickleCache
 from penstock.pool.travelling_code import CodePacker
 from penstock.pool.worker_spec import arena_bytes
@@ -467,6 +468,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             vars(self)["batch_sampler"] = sharding.batch_sampler(self.sampler, asked.sharding_words)
         check_options(self)
         warn_of_flat(asked, flat)
+        note_new_loader(self)
 
     def _options_of_workers(self, **options: Any) -> dict[str, Any]:
         """Return the worker options for torch's constructor: none with a pool, since it would
@@ -577,7 +579,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             iterator = started.restart(self, self._begin_iterator)
         self._newest_iterator = weakref.ref(iterator)
         self._returned_iterators.add(iterator)
-        begin_steps = getattr(iterator, "begin_steps", None)  # torch's iterator has none
+        begin_steps = getattr(iterator, "begin_steps", None)  # a subclass may have another iterator
         if begin_steps is not None:
             begin_steps(time.perf_counter() - began_at)
         self._iter_count += 1
@@ -1031,7 +1033,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             )
         self._fallback_reason = reason
         self._iterator_kind = "fallback"
-        return super()._get_iterator()
+        iterator = super()._get_iterator()
+        watch_torch_iterator(iterator, self)
+        return iterator
 
     def _next_epoch(self) -> int:
         """Return the number of the epoch that starts, from 0."""

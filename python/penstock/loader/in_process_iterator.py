@@ -66,6 +66,7 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
         self._asked_for: Any = None  # indices of the batch made last
         self._counters: dict[str, Any] = loader._past_counters
         self.watched_loader = weakref.ref(loader)
+        self.iter_s: float | None = None
         self.watched_by: object = ()
         self.ranks_window: tuple[float, float] | None = None
         point = progress.point
@@ -135,6 +136,7 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
 
     def begin_steps(self, loading_s: float) -> None:
         """Start the steps when the program has this iterator, which took ``loading_s`` to make."""
+        self.iter_s = loading_s
         self._ledger.begin(loading_s)
 
     def release(self) -> None:

@@ -124,6 +124,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         self._past_counters = loader._past_counters
         self._work_times = loader._work_times
         self.watched_loader = weakref.ref(loader)
+        self.iter_s: float | None = None
         self.ranks_window: tuple[float, float] | None = None
         self._ahead = deque()
         self._open_source(loader)
@@ -217,6 +218,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
 
     def begin_steps(self, loading_s: float) -> None:
         """Start the steps when the program has this iterator, which took ``loading_s`` to make."""
+        self.iter_s = loading_s
         self._past_counters["step_loader_s"] += loading_s  # type: ignore[assignment]
         self._stream.begin_steps()
 

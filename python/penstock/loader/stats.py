@@ -2,7 +2,7 @@
 """A loader's statistics, and its report on the time spent in each part.
 
 ``loader.stats()`` returns counts. ``loader.report()`` also recommends changes: the advice
-(:mod:`penstock.tuning.advice`) sees a loader as :func:`settings_of` and its companions describe it.
+(:mod:`penstock.tuning.advice`) sees a loader as :func:`facts_of` describes it.
 """
 
 from __future__ import annotations
@@ -276,15 +276,21 @@ def make_report(loader: Any, stats: LoaderStats, epochs: int, iter_s: float) -> 
     )
 
 
-def settings_of(loader: Any) -> LoaderSettings:
-    """Return the settings of a loader, for the advice about it."""
+def facts_of(loader: Any) -> dict[str, Any]:
+    """Return the fields of an Observation that follow from the options of a loader."""
     values = {name: getattr(loader, name) for name in _SETTINGS}
     values["num_workers"] = int(loader.num_workers)
     values["offload"] = loader.plan is not None
-    return LoaderSettings.of(values)
+    return {
+        "settings": LoaderSettings.of(values),
+        "batch_samples": _batch_samples(loader),
+        "takes_threads": _takes_threads(loader),
+        "order_of_workers": _is_order_of_workers(loader),
+        "has_pool": loader.pool is not None,
+    }
 
 
-def batch_samples_of(loader: Any) -> int:
+def _batch_samples(loader: Any) -> int:
     """Return the samples of a batch; 1 if the dataset makes whole batches, or if it is unknown."""
     samples = loader.batch_size
     if samples is None:
@@ -292,7 +298,7 @@ def batch_samples_of(loader: Any) -> int:
     return samples if isinstance(samples, int) and samples > 0 else 1
 
 
-def takes_threads(loader: Any) -> bool:
+def _takes_threads(loader: Any) -> bool:
     """Return whether ``fetch_threads`` may be more than 1 and would help."""
     dataset = loader.dataset
     if isinstance(dataset, (IterableDataset, IterDataPipe, MapDataPipe)):
@@ -300,7 +306,7 @@ def takes_threads(loader: Any) -> bool:
     return loader.batch_sampler is not None and not fetches_whole_batches(dataset)
 
 
-def is_order_of_workers(loader: Any) -> bool:
+def _is_order_of_workers(loader: Any) -> bool:
     """Return whether another number of workers gives other batches, apart from their random
     numbers."""
     if not isinstance(loader.dataset, IterableDataset):
@@ -309,7 +315,8 @@ def is_order_of_workers(loader: Any) -> bool:
 
 
 def _observation(loader: Any, stats: LoaderStats, epochs: int, iter_s: float) -> Observation:
-    settings, ledger = settings_of(loader), stats.ledger
+    facts, ledger = facts_of(loader), stats.ledger
+    settings: LoaderSettings = facts["settings"]
     steps = ledger.steps
     waiting = {name: float(getattr(ledger, name)) / steps for name in WAITING_PARTS}
     loader_s = max(0.0, ledger.loader_s - iter_s) / steps
@@ -325,7 +332,7 @@ def _observation(loader: Any, stats: LoaderStats, epochs: int, iter_s: float) ->
         step_s -= started_s
     worker_cpu_s, delay_s = _worker_cpu(loader) if is_local else (None, 0.0)
     return Observation(
-        settings=settings,
+        **facts,
         steps=steps,
         step_s=step_s,
         compute_s=ledger.compute_s / steps,
@@ -342,7 +349,6 @@ def _observation(loader: Any, stats: LoaderStats, epochs: int, iter_s: float) ->
         waiting_share=ledger.waiting_share,
         epoch_steps=steps / max(1, epochs),
         batch_bytes=stats.batch_bytes / max(1, stats.batches),
-        batch_samples=batch_samples_of(loader),
         delivered=stats.batches,
         inline_batches=stats.inline_batches,
         copied_batches=stats.copied_batches,
@@ -352,9 +358,6 @@ def _observation(loader: Any, stats: LoaderStats, epochs: int, iter_s: float) ->
             for one in stats.slow_samples
             if one.place is not None
         ),
-        takes_threads=takes_threads(loader),
-        order_of_workers=is_order_of_workers(loader),
-        has_pool=loader.pool is not None,
         pool_workers=len(stats.workers) if loader.pool is not None else 0,
         is_offloaded=loader.plan is not None,
     )

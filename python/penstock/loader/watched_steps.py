@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watchers of the steps of this process's loaders: traces, telemetry, profilers.
+"""Watchers of this process's loaders and their steps: traces, telemetry, the doctor, profilers.
 
 Watchers belong to the process, as profilers do: a trace is started when loaders already exist, and
 a program under `penstock trace` is not aware of it. A forked child has none. torch.profiler and
@@ -9,12 +9,14 @@ unpacking, inside of it, are native.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 from penstock import _C
@@ -91,6 +93,8 @@ class WatchedStep:
     this call or, by looking ahead, since the last one. ``ready`` ones are here and not taken,
     ``asked`` are requested and not here. ``ranks`` is the time in which the rank waited for others,
     and for its batch. ``is_own`` if the trainer makes the batches, with ``num_workers=0``.
+    ``cpu_s`` are the seconds that the thread was on a CPU in the call. ``iter_s`` is the duration
+    of the epoch's ``iter()``, and None for all steps but the first.
     """
 
     loader: weakref.ref[Any]
@@ -104,15 +108,15 @@ class WatchedStep:
     asked: int = 0
     ranks: tuple[float, float] | None = None
     is_own: bool = False
-
-
-Watcher = Callable[[WatchedStep], None]
+    cpu_s: float = 0.0
+    iter_s: float | None = None
 
 
 class Steps(Protocol):
     """Iterator, as seen by the watchers of its steps."""
 
     watched_loader: weakref.ref[Any]
+    iter_s: float | None  # the duration of iter(), until the first step
     watched_by: object  # the watchers for which batches are recorded
     ranks_window: tuple[float, float] | None  # of its last wait for other ranks
     makes_batches: bool  # in the trainer itself
@@ -126,7 +130,13 @@ class Steps(Protocol):
     def counters(self) -> dict[str, Any]: ...
 
 
+# Called with a step, its iterator, and its batch, which is None if there is none. An exception is
+# raised by the program's call.
+Watcher = Callable[[WatchedStep, Steps, Any], None]
+LoaderWatcher = Callable[[Any], None]
+
 _watchers: tuple[Watcher, ...] = ()
+_loader_watchers: tuple[LoaderWatcher, ...] = ()
 _lock = threading.Lock()
 
 
@@ -145,9 +155,28 @@ def remove_watcher(watcher: Watcher) -> None:
         _watchers = tuple(one for one in _watchers if one != watcher)
 
 
+def add_loader_watcher(watcher: LoaderWatcher) -> None:
+    """Have ``watcher`` called with each new loader of this process, by its constructor. It may
+    assign options, as the program may."""
+    global _loader_watchers
+    with _lock:
+        _loader_watchers = (*_loader_watchers, watcher)
+
+
+def remove_loader_watcher(watcher: LoaderWatcher) -> None:
+    global _loader_watchers
+    with _lock:
+        _loader_watchers = tuple(one for one in _loader_watchers if one != watcher)
+
+
+def note_new_loader(loader: Any) -> None:
+    for watcher in _loader_watchers:
+        watcher(loader)
+
+
 def _forget_watchers() -> None:
-    global _watchers, _lock
-    _watchers, _lock = (), threading.Lock()
+    global _watchers, _loader_watchers, _lock
+    _watchers, _loader_watchers, _lock = (), (), threading.Lock()
 
 
 os.register_at_fork(after_in_child=_forget_watchers)
@@ -173,15 +202,16 @@ def _notify_watchers(steps: Steps, take: Callable[[], Any]) -> Any:
         steps.watched_by = watchers
         steps.record_steps(_RECORDS_MAX)
     epoch, number = steps._progress.epoch, steps._num_yielded
+    iter_s, steps.iter_s = steps.iter_s, None
     before = _own_parts(steps) if steps.makes_batches else []
-    has_batch = False
-    entered_at = time.monotonic()
+    batch, has_batch = None, False
+    cpu_s, entered_at = time.thread_time(), time.monotonic()
     try:
         batch = take()
         has_batch = True
         return batch
     finally:
-        left_at = time.monotonic()
+        left_at, cpu_s = time.monotonic(), time.thread_time() - cpu_s
         counts = steps.counters()
         made: tuple[MadeBatch, ...] = tuple(map(MadeBatch.of, steps.step_records()))
         if steps.makes_batches and has_batch:
@@ -200,9 +230,52 @@ def _notify_watchers(steps: Steps, take: Callable[[], Any]) -> Any:
             counts.get("outstanding", 0),
             ranks if ranks is not None and ranks[0] >= entered_at else None,
             steps.makes_batches,
+            cpu_s,
+            iter_s,
         )
         for watcher in watchers:
-            watcher(step)
+            watcher(step, steps, batch)
+
+
+class TorchSteps:
+    """The steps of a torch iterator, of which only the calls are known."""
+
+    makes_batches = False
+    ranks_window: tuple[float, float] | None = None
+
+    def __init__(self, iterator: Any, loader: Any) -> None:
+        self.watched_loader = weakref.ref(loader)
+        self.watched_by: object = ()
+        self.iter_s: float | None = None
+        self._num_yielded = 0
+        self._progress = SimpleNamespace(epoch=-1)
+        self._iterator = weakref.ref(iterator)  # which holds this object
+        self._next_data = type(iterator)._next_data
+
+    def begin_steps(self, iter_s: float) -> None:
+        self.iter_s = iter_s
+        self._num_yielded = 0
+        self._progress.epoch += 1
+
+    def next_data(self) -> Any:
+        take = functools.partial(self._next_data, self._iterator())
+        batch = watched(self, take) if are_watched() else take()
+        self._num_yielded += 1
+        return batch
+
+    def record_steps(self, count_max: int) -> None: ...
+
+    def step_records(self) -> list[dict[str, Any]]:
+        return []
+
+    def counters(self) -> dict[str, Any]:
+        return {}
+
+
+def watch_torch_iterator(iterator: Any, loader: Any) -> None:
+    """Have watchers called for the steps of a torch iterator, too."""
+    steps = TorchSteps(iterator, loader)
+    vars(iterator).update(_next_data=steps.next_data, begin_steps=steps.begin_steps)
 
 
 def _own_parts(steps: Steps) -> list[float]:

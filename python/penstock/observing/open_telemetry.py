@@ -112,7 +112,7 @@ class Telemetry:
     ) -> None:
         self.end()
 
-    def _record_batches(self, step: WatchedStep) -> None:
+    def _record_batches(self, step: WatchedStep, *_: Any) -> None:
         name = self._series.name_of(step)
         for batch in step.batches:
             self._record_batch(batch, step, name)
@@ -210,7 +210,7 @@ class _Series:
         self._names = {key: one for key, one in self._names.items() if one[0]() is not None}
         return {name for _, name in self._names.values()}
 
-    def _note(self, step: WatchedStep) -> None:
+    def _note(self, step: WatchedStep, *_: Any) -> None:
         name = self.name_of(step)
         thread_id = threading.get_ident()
         parts: defaultdict[str, float] = defaultdict(float)

@@ -148,7 +148,7 @@ class StepTrace:
         if os.getpid() == self._owner_pid and self._end():
             self._write()
 
-    def _note(self, step: WatchedStep) -> None:
+    def _note(self, step: WatchedStep, *_: Any) -> None:
         if self._window.note(step) and self._end():
             try:
                 self._write()
