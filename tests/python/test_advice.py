@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock import _C
 from penstock.tuning.advice import advise, best_first, possible_settings
 from penstock.tuning.limiting import Limit, diagnose
 from penstock.tuning.observation import LoaderSettings, MadeBatch, Observation
@@ -218,6 +219,15 @@ def test_changed_prefetch_fits_a_quarter_of_free_memory(found: Observation) -> N
     for one in possible_settings(found):
         if one.prefetch_factor != found.settings.prefetch_factor and found.memory_free_bytes:
             assert one.ahead * found.batch_bytes <= found.memory_free_bytes / 4
+
+
+@pytest.mark.parametrize("cpus", [1, 2, 16, 64])
+def test_waiting_dataset_gets_at_most_the_workers_of_auto(cpus: int) -> None:
+    found = replace(observation_with(Limit.STORAGE), cpus=cpus)
+
+    most = max(one.num_workers for one in possible_settings(found))
+
+    assert most == max(_C.WorkerLimits(cpus).waiting_workers, found.settings.num_workers)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from penstock import _C
 from penstock.tuning.limiting import (
     Diagnosis,
     Limit,
@@ -19,7 +20,6 @@ from penstock.tuning.observation import LoaderSettings, Observation, format_byte
 
 # If several settings promise the same within this share, the smallest are taken.
 SAME_SHARE = 0.03
-_WAITING_WORKERS_PER_CPU = 4  # as in csrc/scheduling/worker_choice.h
 _WAITING_SHARE_MIN = 0.2  # of a worker's time, from which threads are worthwhile
 _PREFETCH_FACTORS = (1, 2, 4, 8, 16)
 _THREADS = (1, 4, 16, 64)
@@ -143,7 +143,7 @@ def _worker_counts(seen: Observation, allow_reordering: bool) -> list[int]:
     if (seen.order_of_workers and not allow_reordering) or seen.has_pool:
         return [now]
     waits = waiting_in_dataset_s(seen) > _WAITING_SHARE_MIN * undelayed_making_s(seen)
-    most = seen.cpus * _WAITING_WORKERS_PER_CPU if waits else seen.cpus + 1
+    most = _C.WorkerLimits(seen.cpus).waiting_workers if waits else seen.cpus + 1
     counts, step = {now, now + 1, max(1, now - 1), seen.cpus, most}, 1
     while step <= most:
         counts |= {step, step + step // 2}  # 1, 2, 3, 4, 6, 8, 12 ...
