@@ -457,7 +457,7 @@ class PageFile:
 def page_files() -> dict[str, PageFile]:
     """Return the pages by path. No other file can be requested."""
     found = {}
-    for file in files("penstock.live").joinpath("pages").iterdir():
+    for file in files("penstock").joinpath("pages").iterdir():
         kind = file.name.rpartition(".")[2]
         if kind in _FILE_TYPES:
             found[f"/{file.name}"] = PageFile(file.read_bytes(), _FILE_TYPES[kind])
