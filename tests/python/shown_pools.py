@@ -3,68 +3,56 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import test_pool_status
 from test_pool_status import CONTROLLER, ENGINE, worker
 
-from penstock.graph.plan import Plan, PlannedCall, PlannedEdge
+from penstock.graph.plan import CutTotals, Plan, PlannedCall, PlannedEdge
 from penstock.live.pool_view import STEP_PARTS, PoolView, pool_view
 
 FIRST, SECOND = "11a1000000000001", "11a2000000000001"
 GROUP = "99a0000000000001"
 
 
-# In the form of graph/plan.py.
-PLAN: dict[str, Any] = {
-    "verdict": "3 of 5 calls run in the workers, which saves 4.1 ms of each step",
-    "refused": None,
-    "reasons": ["it depends on the batch alone", "it takes a parameter that is trained"],
-    "calls": [
-        {
-            "index": 10 * place,
-            "operator": operator,
-            "place": where,
-            "reason": reason,
-            "seconds": seconds,
-            "bytes": size,
-            "device": None,
-        }
+def small_plan() -> Plan:
+    """Return a plan of five calls: three in the workers, one on both sides, one in the trainer."""
+    alone, reads = "it depends on the batch alone", "it takes a parameter that is trained"
+    calls = tuple(
+        PlannedCall(10 * place, operator, where, reason, seconds, seconds, size)
         for place, (operator, where, reason, seconds, size) in enumerate(
             (
-                ("to at model.py:12", "worker", 0, 1.1e-3, 602_112),
-                ("div at model.py:12", "worker", 0, 0.9e-3, 602_112),
-                ("normalize at model.py:13", "worker", 0, 2.1e-3, 602_112),
-                ("size at model.py:14", "both", 0, 1e-6, 0),
-                ("conv2d at model.py:15", "trainer", 1, 9e-3, 3_211_264),
+                ("to at model.py:12", "worker", alone, 1.1e-3, 602_112),
+                ("div at model.py:12", "worker", alone, 0.9e-3, 602_112),
+                ("normalize at model.py:13", "worker", alone, 2.1e-3, 602_112),
+                ("size at model.py:14", "both", alone, 1e-6, 0),
+                ("conv2d at model.py:15", "trainer", reads, 9e-3, 3_211_264),
             )
         )
-    ],
-    "edges": [
-        {"source": source, "target": target, "bytes": size, "leaf": leaf}
-        for source, target, size, leaf in (
-            (None, 0, 150_528, 0),
-            (0, 10, 602_112, None),
-            (10, 20, 602_112, None),
-            (0, 20, 602_112, None),
-            (20, 40, 602_112, None),
-            (None, 40, 512, 1),
-            (40, None, 3_211_264, None),
-        )
-    ],
-    "totals": [
-        {
-            "cut": cut,
-            "worker_s": worker_s,
-            "trainer_s": 0.004,
-            "boundary_bytes": 602_112,
-            "sent_bytes": 602_112,
-        }
-        for cut, worker_s in (("none", 0.0), ("chosen", 0.0041))
-    ],
-    "priced": None,
-    "calls_left_out": 2,
-}
+    )
+    return Plan(
+        moved=calls[:3],
+        kept=calls[3:],
+        edges=(
+            PlannedEdge(None, 0, 150_528, 0),
+            PlannedEdge(0, 10, 602_112, None),
+            PlannedEdge(10, 20, 602_112, None),
+            PlannedEdge(0, 20, 602_112, None),
+            PlannedEdge(20, 40, 602_112, None),
+            PlannedEdge(None, 40, 512, 1),
+            PlannedEdge(40, None, 3_211_264, None),
+        ),
+        totals=(
+            CutTotals("none", 0.0, 0.004, 602_112, 602_112),
+            CutTotals("chosen", 0.0041, 0.004, 602_112, 602_112),
+        ),
+    )
+
+
+def told_plan() -> str:
+    """Return the small plan as a trainer reports it, as if two more calls had not fitted."""
+    return json.dumps({**json.loads(small_plan().told(1 << 16)), "calls_left_out": 2})
 
 
 def large_plan() -> Plan:

@@ -96,15 +96,20 @@ def call(
             "--format must be text, json or dot, got 'xml'",
         ),
         (
-            ["explain", "--svg", "none/plan.svg", "train.py"],
+            ["explain", "--html", "none/plan.html", "train.py"],
             "explain",
-            "--svg 'none/plan.svg' cannot be written, because the folder '{folder}/none' does not "
-            "exist; name a file in a writable folder",
+            "--html 'none/plan.html' cannot be written, because the folder '{folder}/none' does "
+            "not exist; name a file in a writable folder",
         ),
         (
             ["explain", "--svg", ".", "train.py"],
             "explain",
             "--svg '.' is a folder; name a file in a writable folder",
+        ),
+        (
+            ["explain", "--verbose", "--format", "json", "train.py"],
+            "explain",
+            "--verbose applies to the format text; json always has every call",
         ),
         (["explain", "--format"], "explain", "--format FORMAT requires a value"),
         (
@@ -175,6 +180,18 @@ def test_local_pool_is_rejected_if_penstock_pool_is_set(
     assert error.startswith(
         "penstock run: --pool-local starts a separate pool, but PENSTOCK_POOL names the pool at "
         "tcp://alpha:7000; unset PENSTOCK_POOL, or leave --pool-local out\n"
+    )
+
+
+def test_svg_without_graphviz_is_rejected_before_the_program_runs(
+    call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    code, out, error = call("explain", "--svg", "plan.svg", "missing.py")
+    assert (code, out) == (2, "")
+    assert error.startswith(
+        "penstock explain: --svg: an SVG file of a plan needs the command dot of Graphviz, which "
+        "is not on the PATH; install Graphviz, or write the picture as HTML: --html FILE\n"
     )
 
 

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The dashboard in a real browser: every view, with mouse and keyboard, light and dark, on a phone,
-and while a pool loses a worker."""
+and while a pool loses a worker; and the saved page of a plan."""
 
 from __future__ import annotations
 
 import http.server
-import json
 import os
 import re
 import signal
@@ -17,14 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from browser import EXTERNAL_HOST, Browser, browser, needs_browser
 from pool_processes import PoolProcesses, pool_of
-from shown_pools import FIRST, PLAN, busy_status, large_plan, ledger
+from shown_pools import FIRST, busy_status, large_plan, ledger, told_plan
 from test_dashboard_server import TOKEN, port_of, served
 from test_pool_status import worker
+from torch import nn
 
-from penstock.graph.call_groups import GROUPS_MAX
-from penstock.graph.plan import plan_for_dashboard
+from penstock.explanation.explanation import explain
+from penstock.graph.plan_picture import BOXES_MAX
 from penstock.live.pool_view import PoolAddress, pool_view
 from penstock.live.pool_watch import PoolWatch
 
@@ -64,7 +65,7 @@ class MadeWatch(PoolWatch):
         self._thread.join()
 
     def _ask_plan(self, trainer: str) -> str:
-        return json.dumps(PLAN) if trainer == FIRST else ""
+        return told_plan() if trainer == FIRST else ""
 
     def _make(self) -> None:
         number = 60
@@ -84,9 +85,14 @@ class MadeWatch(PoolWatch):
         self.take(pool_view(fields, at))
 
 
+class Scale(nn.Module):
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return torch.exp(values / 255)
+
+
 class LargeWatch(MadeWatch):
     def _ask_plan(self, trainer: str) -> str:
-        return plan_for_dashboard(large_plan(), 1 << 20)
+        return large_plan().told(1 << 16)
 
 
 @pytest.fixture
@@ -178,7 +184,7 @@ def test_large_plan_is_folded(page: Browser) -> None:
         page.open(f"{site.url}#plan")
         page.wait_for("12 of 196 calls run in the workers")
         page.wait(lambda: page.ask("return document.querySelectorAll('.node').length") > 0)
-        assert page.ask("return document.querySelectorAll('.node').length") <= GROUPS_MAX
+        assert page.ask("return document.querySelectorAll('.node').length") <= BOXES_MAX
         label = page.ask("return document.querySelector('svg.drawing').getAttribute('aria-label')")
         assert label == "Plan: 12 of 196 calls run in the workers"
         page.click(".node[data-index='0']")
@@ -186,6 +192,31 @@ def test_large_plan_is_folded(page: Browser) -> None:
         page.wait_for("and 160 more calls", ".detail")
         assert "which training changes" in page.text(".detail")
         shoot(page, "large-plan")
+    assert page.console_errors() == []
+
+
+@pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 360)])
+def test_saved_page_of_a_plan_shows_details_after_a_click(
+    page: Browser, tmp_path: Path, theme: str, width: int
+) -> None:
+    layers = [layer for _ in range(25) for layer in (nn.Linear(64, 64), nn.ReLU())]
+    plan = explain(nn.Sequential(Scale(), *layers), torch.zeros(8, 64), cut="maximal")
+    path = tmp_path / "plan.html"
+    path.write_text(plan.to_html(), encoding="utf-8")
+    page.open(path.as_uri(), width=width, theme=theme)
+    page.wait_for("2 of 52 calls run in the workers")
+    page.wait(lambda: page.ask("return document.querySelectorAll('.node').length") == 3)
+    page.click(".node[data-index='0']")
+    page.wait_for("it depends on the batch", ".detail")
+    page.press("END")
+    page.wait_for("and 26 more calls", ".detail")
+    assert "each reads one of these, which training changes" in page.text(".detail")
+    assert "everything that can move: " in page.text(".facts")
+    assert page.ask("return document.documentElement.scrollWidth - innerWidth") <= 0
+    ground = page.ask("return getComputedStyle(document.documentElement).backgroundColor")
+    assert (sum(channels(ground)) < 0.3) == (theme == "dark")
+    assert page.ask("return performance.getEntriesByType('resource').length") == 0
+    shoot(page, f"saved-plan-{theme}")
     assert page.console_errors() == []
 
 

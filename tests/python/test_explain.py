@@ -34,7 +34,7 @@ from torch import nn
 from penstock.cut.offloading import offload
 from penstock.explanation.explanation import default_arguments, explain
 from penstock.graph.plan import Plan, PlannedCall, PlannedEdge
-from penstock.graph.plan_record import COLUMNS, shorten
+from penstock.graph.plan_text import COLUMNS, shorten
 
 
 def names(calls: tuple[PlannedCall, ...]) -> list[str]:
@@ -87,7 +87,8 @@ def test_plan_has_calls_places_reasons_and_bytes() -> None:
     assert plan.raw_bytes == inputs.nbytes
     assert plan.boundary_bytes == plan.maximal_bytes == 6 * 3 * 16 * 16 * 4
     assert plan.worker_s > 0
-    text = str(plan)
+    text = plan.table()
+    assert "interpolate at cut_models.py" in str(plan)
     assert "interpolate at cut_models.py" in text and f"{plan.boundary_bytes:,}" in text
     width = {line.index("worker") for line in text[text.index("operator ") :].splitlines()[2:7]}
     assert len(width) == 1  # the column is aligned
@@ -226,7 +227,7 @@ def test_dot_escapes_labels() -> None:
 def test_table_fits_a_terminal_and_groups_similar_reasons() -> None:
     layers = [nn.Conv2d(3, 3, 1) for _ in range(40)]
     plan = explain(nn.Sequential(*layers), images(0)[0].float())
-    text = str(plan)
+    text = plan.table()
     assert all(len(line) <= COLUMNS for line in text.splitlines())
     assert "[1] each reads one of these, which training changes: 0.weight, " in text
     assert "and 34 more" in text
@@ -235,8 +236,9 @@ def test_table_fits_a_terminal_and_groups_similar_reasons() -> None:
     long = "clone, sub_, div_, mul_, add_, clamp_, mul_, add_, pow_ at transforms.py:60"
     assert len(shorten(long, 48)) == 48 and shorten(long, 48).endswith("… at transforms.py:60")
     assert len(shorten("x" * 300, 48)) == 48 and shorten("mul at m.py:1", 48) == "mul at m.py:1"
-    refused = str(Plan(refused="word " * 60))
-    assert all(len(line) <= COLUMNS for line in refused.splitlines())
+    refused = Plan(refused="word " * 60)
+    assert str(refused) == refused.table()
+    assert all(len(line) <= COLUMNS for line in str(refused).splitlines())
 
 
 def test_bare_sequential_is_captured_whole() -> None:
@@ -356,7 +358,7 @@ def test_torchscript_module_is_explained() -> None:
     assert plan.refused is None and len(plan.moved) >= 2 and plan.kept
     assert [call.made_bytes for call in plan.moved] == [rows(0)[0].nbytes] * 3
     assert plan.moved[0].operator.startswith("aten::abs at test_explain.py:")
-    assert re.search(r"\(aten::linear at linear.py:\d+\) reads self.net.weight", str(plan))
+    assert re.search(r"\(aten::linear at linear.py:\d+\) reads self.net.weight", plan.table())
     check_dot(plan.to_dot())
 
 

@@ -13,7 +13,6 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from xml.etree import ElementTree
 
 import process_traces
 import pytest
@@ -147,6 +146,22 @@ def test_unchanged_program_is_explained_at_its_first_model_call(
         f"tensors of a batch loaded {loaded}"
     )
     assert re.match(r"\d of \d+ calls run in the workers", out)
+    lines = out[out.index("\nmoves ") + 1 :].splitlines()
+    assert re.match(r"float at train.py:\d+ +[\d.]+ +[\d.]+ +3,072$", lines[1])
+    assert [line.split()[0] for line in lines[1:4]] == ["float", "truediv", "sub"]
+    assert lines[4].startswith("... 3 calls stay, conv2d, mean, linear at train.py:")
+    assert ": 2 need parameters, 1 needs" in lines[4]
+    assert {"no cut", "everything that can move", "this plan"} <= {
+        re.split(" {2,}", line)[0] for line in lines
+    }
+    assert len(out.splitlines()) <= 14
+
+
+@pytest.mark.long
+def test_verbose_lists_every_call(run: Run, write: Write) -> None:
+    write("train.py", NET, TRAINING)
+    code, out, _ = run("explain", "--cut", "maximal", "--verbose", "train.py", "2")
+    assert code == 0
     lines = out[out.index("\noperator ") + 1 :].splitlines()
     assert re.match("operator +runs in +worker ms +trainer ms +bytes +why$", lines[0])
     assert re.match(r"float at train.py:\d+ +worker +[\d.]+ +[\d.]+ +3,072  \[1\]$", lines[2])
@@ -154,9 +169,6 @@ def test_unchanged_program_is_explained_at_its_first_model_call(
         "float", "truediv", "sub", "conv2d", "mean", "linear",
     ]  # fmt: skip
     assert "each reads one of these, which training changes: conv.weight, " in out
-    assert {"no cut", "everything that can move", "this plan"} <= {
-        re.split(" {2,}", line)[0] for line in lines
-    }
 
 
 @pytest.mark.long
@@ -210,26 +222,26 @@ def test_module_is_explained_as_dot(run: Run, write: Write) -> None:
 
 
 @pytest.mark.long
-def test_svg_is_written_even_if_the_program_changes_folder(
+def test_page_is_written_even_if_the_program_changes_folder(
     run: Run, write: Write, tmp_path: Path
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
     write("train.py", "import os\nos.chdir('elsewhere')", NET, TRAINING)
-    code, out, error = run("explain", "--cut", "maximal", "--svg", "plan.svg", "train.py", "0")
+    code, out, error = run("explain", "--cut", "maximal", "--html", "plan.html", "train.py", "0")
     assert code == 0, error
     assert out.startswith("3 of 6 calls run in the workers")
-    picture = ElementTree.parse(tmp_path / "plan.svg")
-    assert "3 of 6 calls run in the workers" in (picture.getroot().get("aria-label") or "")
+    page = (tmp_path / "plan.html").read_text()
+    assert '"name": "float at train.py:' in page and "3 of 6 calls run in the workers" in page
 
 
 @pytest.mark.long
-def test_failed_svg_write_is_reported_after_the_plan(
+def test_failed_page_write_is_reported_after_the_plan(
     run: Run, write: Write, tmp_path: Path
 ) -> None:
     """The folder exists when the command starts, and the program removes it."""
     (tmp_path / "folder").mkdir()
     write("train.py", "import os\nos.rmdir('folder')", NET, TRAINING)
-    code, out, error = run("explain", "--svg", "folder/plan.svg", "train.py", "0")
+    code, out, error = run("explain", "--html", "folder/plan.html", "train.py", "0")
     assert code == 1
     assert "calls run in the workers" in out
     assert "penstock: the picture of the plan could not be written: [Errno 2]" in error

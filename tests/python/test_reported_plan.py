@@ -15,7 +15,6 @@ from torch.utils.data import TensorDataset
 
 import penstock
 from penstock import DataLoader, _pool
-from penstock.graph.plan import Plan, PlannedCall, PlannedEdge, plan_for_dashboard
 
 
 @pytest.fixture
@@ -55,42 +54,7 @@ def test_controller_has_the_plan_of_a_trainer(
         time.sleep(0.05)
     plan = json.loads(text)
     assert loader.plan is not None
-    assert {call["place"] for call in plan["calls"]} >= {"worker", "trainer"}
+    assert {call["where"] for call in plan["calls"]} >= {"worker", "trainer"}
     assert len(plan["calls"]) == len(loader.plan.moved) + len(loader.plan.kept)
     assert "calls run in the workers" in plan["verdict"]
     assert _pool.pool_plan(pool.endpoint, None, 12345, 5.0) == ""
-
-
-def plan_of(count: int) -> Plan:
-    calls = tuple(
-        PlannedCall(
-            number, f"sin at model.py:{number}", "worker", f"reason {number}", 1e-3, 2e-3, 8
-        )
-        for number in range(count)
-    )
-    edges = tuple(
-        PlannedEdge(number - 1 if number else None, number, 8, None if number else 0)
-        for number in range(count)
-    )
-    return Plan(moved=calls, edges=edges)
-
-
-def test_too_long_plan_is_truncated_with_a_count() -> None:
-    whole = json.loads(plan_for_dashboard(plan_of(5), 1 << 16))
-    assert whole["calls_left_out"] == 0
-    assert [call["index"] for call in whole["calls"]] == [0, 1, 2, 3, 4]
-    assert whole["reasons"][whole["calls"][3]["reason"]] == "reason 3"
-    assert whole["edges"][0] == {"source": None, "target": 0, "bytes": 8, "leaf": 0}
-    for bytes_max in (4096, 1 << 16):
-        text = plan_for_dashboard(plan_of(2000), bytes_max)
-        part = json.loads(text)
-        assert bytes_max // 4 < len(text.encode()) <= bytes_max
-        assert len(part["calls"]) + part["calls_left_out"] == 2000
-        known = {call["index"] for call in part["calls"]} | {None}
-        assert all(edge["source"] in known and edge["target"] in known for edge in part["edges"])
-
-
-def test_refused_plan_is_sent_as_its_reason() -> None:
-    told = json.loads(plan_for_dashboard(Plan(refused="it has no graph"), 4096))
-    assert told["verdict"] == "no call moves: it has no graph"
-    assert told["calls"] == []

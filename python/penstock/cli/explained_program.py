@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,12 +20,13 @@ from penstock.cli.program import ProgramError
 from penstock.compat import modules
 from penstock.explanation import model_watch
 from penstock.explanation.model_watch import FoundPlan, ModelWatch
+from penstock.graph.plan_picture import format_svg
 
 if TYPE_CHECKING:
     from penstock.graph.plan import Plan
     from penstock.graph.planning import CutMode
 
-PlanFormat = Literal["text", "json", "dot"]
+PlanFormat = Literal["text", "table", "json", "dot"]
 
 # For a program that ended without calling a model with a batch, and for a picture that could not be
 # written.
@@ -35,10 +37,11 @@ def explain_program(
     run: Callable[[], None],
     plan_format: PlanFormat,
     cut: CutMode | None,
-    picture: Path | None = None,
+    pictures: Mapping[str, Path],
 ) -> int:
-    """Run the program by `run`, and return the exit code. Draws the plan into the file `picture`,
-    too. Raises the program's exceptions, or ProgramError if the program does not exist."""
+    """Run the program by `run`, and return the exit code. Also draws the plan into the files of
+    `pictures`, by "html" or "svg". Raises the program's exceptions, or ProgramError if the program
+    does not exist."""
     plan_descriptor = _take_standard_output()
     faults: list[str] = []
 
@@ -52,10 +55,11 @@ def explain_program(
                 open(plan_descriptor, "w", errors="replace") as stream,
             ):
                 stream.write(_formatted(found.plan, plan_format) + "\n")
-            if picture is not None:
+            for form, path in pictures.items():
                 try:
-                    picture.write_text(found.plan.to_svg() + "\n", encoding="utf-8")
-                except OSError as error:
+                    drawn = format_svg(found.plan) if form == "svg" else found.plan.to_html()
+                    path.write_text(drawn, encoding="utf-8")
+                except (OSError, subprocess.CalledProcessError) as error:
                     faults.append(f"the picture of the plan could not be written: {error}")
 
     watch = ModelWatch(cut, report)
@@ -85,6 +89,8 @@ def _formatted(plan: Plan, plan_format: PlanFormat) -> str:
     match plan_format:
         case "text":
             return str(plan)
+        case "table":
+            return plan.table()
         case "json":
             return plan.to_json()
         case "dot":

@@ -125,7 +125,7 @@ model with a batch, and the program's exit code if it fails.
 examples:
   penstock explain train.py --epochs 3
   penstock explain --format json train.py > plan.json
-  penstock explain --svg plan.svg train.py
+  penstock explain --html plan.html train.py
   penstock explain --format dot -m package.train | dot -Tpdf -o plan.pdf""",
     )
     parser.add_argument(
@@ -133,8 +133,12 @@ examples:
         type=one_of(("text", "json", "dot")),
         default="text",
         metavar="FORMAT",
-        help="format of the plan: a table (text), JSON (json) or a Graphviz graph (dot) (default: "
-        "text)",
+        help="format of the plan: text, JSON (json) or a Graphviz graph (dot) (default: text)",
+    )
+    parser.add_argument(
+        "--verbose",
+        action="store_true",
+        help="print every call and its reason; by default calls that stay share a line",
     )
     parser.add_argument(
         "--cut",
@@ -144,19 +148,43 @@ examples:
         "cut (none) (default: the argument of the program's penstock.offload, else auto)",
     )
     parser.add_argument(
+        "--html",
+        metavar="FILE",
+        help="also draw the plan into this file for a browser, which shows the reason for a call "
+        "after a click (default: no picture)",
+    )
+    parser.add_argument(
         "--svg",
         metavar="FILE",
-        help="also draw the plan as a picture into this file; browsers show the reason for a call "
-        "when the pointer rests on it (default: no picture)",
+        help="deprecated: also draw the plan into this file with Graphviz (default: no picture)",
     )
     options, program = parser.parse_before_program(arguments)
     start = start_of(program, parser.command)
-    picture = None if options.svg is None else _writable(options.svg, parser.command)
+    if options.verbose and options.format != "text":
+        raise CommandError(
+            f"--verbose applies to the format text; {options.format} always has every call",
+            parser.command,
+        )
+    pictures = {
+        form: _writable(f"--{form}", path, parser.command)
+        for form, path in (("html", options.html), ("svg", options.svg))
+        if path is not None
+    }
+    if "svg" in pictures:
+        from penstock.graph.plan_picture import find_graphviz
+
+        try:
+            find_graphviz()
+        except RuntimeError as error:
+            raise CommandError(f"--svg: {error}: --html FILE", parser.command) from error
+        print("penstock explain: --svg is deprecated; use --html FILE", file=sys.stderr)
     # Imported here, as it watches models through Dynamo, which no other command needs.
     from penstock.cli.explained_program import explain_program
 
     with named_if_missing(program):
-        return explain_program(start, options.format, options.cut, picture)
+        return explain_program(
+            start, "table" if options.verbose else options.format, options.cut, pictures
+        )
 
 
 class _NoPoolError(Exception):
@@ -210,7 +238,7 @@ def _start_pool(worker_count: int) -> None:
 def _nothing() -> None: ...
 
 
-def _writable(path: str, command: str) -> Path:
+def _writable(option: str, path: str, command: str) -> Path:
     """Return an absolute path that can be written, even if the program changes folders. Errors are
     reported here, before the program has run for long."""
     file = Path(os.path.abspath(path))
@@ -222,7 +250,7 @@ def _writable(path: str, command: str) -> Path:
     elif not os.access(file if file.exists() else file.parent, os.W_OK):
         reason = "cannot be written, because permission is denied"
     if reason:
-        raise CommandError(f"--svg {path!r} {reason}; name a file in a writable folder", command)
+        raise CommandError(f"{option} {path!r} {reason}; name a file in a writable folder", command)
     return file
 
 

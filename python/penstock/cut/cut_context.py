@@ -22,7 +22,7 @@ from penstock import _C
 from penstock.cut.installed_prefixes import InstalledPrefixes, PrefixHost
 from penstock.graph.link import Link
 from penstock.graph.plan import Plan, joined
-from penstock.graph.plan_record import verdict
+from penstock.graph.plan_text import verdict
 from penstock.graph.planning import CutOptions
 from penstock.program_line import program_line
 from penstock.tracking.batch_origin import BatchHandle, ProvenanceTable

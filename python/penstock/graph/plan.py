@@ -1,51 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan that `explain` and `loader.plan` return, with its forms for notebooks and programs."""
+"""The plan that `explain` and `loader.plan` return, with its forms for people and programs."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
-from typing import Any
 
+from penstock.graph.plan_picture import (
+    format_dot,
+    format_notebook,
+    format_page,
+    format_svg,
+    picture_json,
+)
 from penstock.graph.plan_record import (
     CutTotals,
-    NumberedReasons,
     PlannedCall,
     PlannedEdge,
     PlanRecord,
     RunningPrice,
-    format_plan,
-    milliseconds,
-    notes,
-    total_rows,
-    verdict,
 )
-from penstock.graph.plan_svg import format_svg
+from penstock.graph.plan_text import format_summary, format_table
 
 __all__ = ["CutTotals", "Plan", "PlannedCall", "PlannedEdge", "RunningPrice", "joined"]
-
-_TEXT_MAX = 200  # characters of an operator or a reason
-_APART_MAX = 16  # worker count
-
-# Calls on "both" sides are drawn outside the two boxes: they cause no tensor to cross.
-_CLUSTERS = (("worker", "workers"), ("trainer", "trainer"))
-
-OPEN_CALLS_MAX = 40  # longer tables are folded
-_PLACE_COLOURS = {"worker": "46,160,67", "trainer": "210,120,30", "both": "128,128,128"}
-_CELL = "padding:2px 10px;border:0;"
-_NUMBER = f"{_CELL}text-align:right;font-variant-numeric:tabular-nums;"
-_TEXT = f"{_CELL}text-align:left;"
-_CALL_TITLES = ("operator", "runs in", "worker ms", "trainer ms", "bytes", "why")
 
 
 @dataclass(frozen=True, slots=True)
 class Plan(PlanRecord):
     """A cut of a model and its costs. Bytes and seconds are per batch.
 
-    ``str()`` of it is a table of the calls and the reasons; notebooks show it as HTML.
+    ``str()`` of it is a summary of about ten lines; `table` lists every call.
 
     Attributes:
         moved (tuple[PlannedCall, ...]): Calls that run in the workers.
@@ -77,15 +64,23 @@ class Plan(PlanRecord):
 
         plan = penstock.explain(model, next(iter(loader)))
         print(plan)
-        pathlib.Path("plan.svg").write_text(plan.to_svg())
+        pathlib.Path("plan.html").write_text(plan.to_html())
     """
 
     def __str__(self) -> str:
-        return format_plan(self)
+        return format_summary(self)
 
     def _repr_html_(self) -> str:
-        """The table for a notebook."""
-        return format_html(self)
+        """Return the summary and the table for a notebook."""
+        return format_notebook(self)
+
+    def table(self) -> str:
+        """Return a line for each call, the reasons, and the costs of each way to cut.
+
+        Returns:
+            str: Text of 100 columns.
+        """
+        return format_table(self)
 
     def to_json(self) -> str:
         """Return the plan as one JSON object with a key per field.
@@ -101,7 +96,7 @@ class Plan(PlanRecord):
         return frozenset(call.operator for call in self.moved)
 
     def told(self, bytes_max: int) -> str:
-        """Return the plan as one JSON object of limited size, for a pool's dashboard.
+        """Return the picture as one JSON object of limited size, for a pool's dashboard.
 
         Args:
             bytes_max (int): Limit on the size of the text in bytes, 4096 or more.
@@ -109,7 +104,18 @@ class Plan(PlanRecord):
         Returns:
             str: JSON text. Calls that do not fit are left out.
         """
-        return plan_for_dashboard(self, bytes_max)
+        return picture_json(self, bytes_max)
+
+    def to_html(self) -> str:
+        """Return the plan as a picture for a browser: one HTML file that loads no other.
+
+        Each call is a box on the side where it runs; a click shows the reason. In a plan of more
+        than 40 calls, consecutive calls that have to stay share a box.
+
+        Returns:
+            str: HTML text.
+        """
+        return format_page(self)
 
     def to_dot(self) -> str:
         """Return the plan as a graph in Graphviz's language.
@@ -127,13 +133,19 @@ class Plan(PlanRecord):
         return format_dot(self)
 
     def to_svg(self) -> str:
-        """Return the plan as a picture for a browser, light or dark as the reader's system.
-
-        In a large plan several calls share a box. Hovering over a call shows where it runs and why.
+        """Return the graph of `to_dot` as a picture drawn by Graphviz. Deprecated: use `to_html`.
 
         Returns:
             str: SVG text.
+
+        Raises:
+            RuntimeError: If Graphviz is not installed.
         """
+        warnings.warn(
+            "Plan.to_svg() is deprecated; use to_html(), or to_dot() with Graphviz",
+            DeprecationWarning,
+            stacklevel=2,
+        )
         return format_svg(self)
 
 
@@ -217,219 +229,3 @@ def _renumbered(plans: Sequence[Plan]) -> list[Plan]:
         )
         first += 1 + max((call.index for call in calls), default=0)
     return renumbered
-
-
-def plan_for_dashboard(plan: PlanRecord, bytes_max: int) -> str:
-    """Return a plan as it is sent to a pool's controller, for the pool's users.
-
-    The result is one JSON object of at most ``bytes_max`` bytes, which must be at least 4,096. It
-    has ``verdict``, a sentence; ``refused``, or null; ``reasons``, a list of sentences; ``calls``,
-    each with ``index``, ``operator``, ``place``, ``reason`` (an index into that list), ``seconds``
-    a batch where it runs, ``bytes`` that it makes and the ``device`` that the program runs it on,
-    or null for the CPU; ``edges``, each with ``source``, ``target``, ``bytes`` and ``leaf`` as in
-    `PlannedEdge`; ``totals`` and ``priced`` as in `PlanRecord`; ``calls_left_out``, the number of
-    calls that did not fit; and ``workers_apart`` as in `PlanRecord`, at most 16.
-    """
-    calls = sorted((*plan.moved, *plan.kept), key=lambda call: call.index)
-    count = len(calls)
-    while True:
-        text = json.dumps(_dashboard_fields(plan, calls[:count], len(calls) - count))
-        if len(text.encode()) <= bytes_max or count == 0:
-            return text
-        count = min(count - 1, count * bytes_max // len(text.encode()))
-
-
-def _dashboard_fields(plan: PlanRecord, calls: list[PlannedCall], left_out: int) -> dict[str, Any]:
-    reasons: dict[str, int] = {}
-    shown = []
-    for call in calls:
-        number = reasons.setdefault(call.reason[:_TEXT_MAX], len(reasons))
-        seconds = call.worker_s if call.place == "worker" else call.trainer_s
-        shown.append(
-            {
-                "index": call.index,
-                "operator": call.operator[:_TEXT_MAX],
-                "place": call.place,
-                "reason": number,
-                "seconds": seconds,
-                "bytes": call.made_bytes,
-                "device": call.device,
-            }
-        )
-    known = {call.index for call in calls} | {None}
-    return {
-        "verdict": verdict(plan) if plan.refused is None else f"no call moves: {plan.refused}",
-        "refused": plan.refused,
-        "raw_bytes": plan.raw_bytes,
-        "boundary_bytes": plan.boundary_bytes,
-        "link_bytes_per_s": plan.link_bytes_per_s,
-        "reasons": list(reasons),
-        "calls": shown,
-        "edges": [
-            {
-                "source": edge.source,
-                "target": edge.target,
-                "bytes": edge.tensor_bytes,
-                "leaf": edge.leaf,
-            }
-            for edge in plan.edges
-            if edge.source in known and edge.target in known
-        ],
-        "totals": [dataclasses.asdict(total) for total in plan.totals],
-        "priced": None if plan.priced is None else dataclasses.asdict(plan.priced),
-        "calls_left_out": left_out,
-        "workers_apart": [text[:_TEXT_MAX] for text in plan.workers_apart[:_APART_MAX]],
-    }
-
-
-def format_dot(plan: PlanRecord) -> str:
-    """Return a plan as a graph in Graphviz's language.
-
-    Calls are nodes with their time, tensors are edges with their bytes; edges that cross the cut
-    are bold. A plan that was refused is one node with the reason.
-    """
-    lines = ["digraph plan {", "  node [shape=box];"]
-    if plan.refused is not None:
-        lines += [
-            f"  {_quote('refused')} [label={_quote(f'no call moves: {plan.refused}')}];",
-            "}",
-        ]
-        return "\n".join(lines)
-    calls = [*plan.moved, *plan.kept]
-    totals = {"worker": plan.worker_s, "trainer": plan.trainer_s}
-    for place, name in _CLUSTERS:
-        title = f"{name}, {totals[place] * 1e3:.3f} ms per batch"
-        if place == "trainer":
-            title += " on movable calls"
-        lines += [f"  subgraph {_quote(f'cluster_{place}')} {{", f"    label={_quote(title)};"]
-        lines += [f"    {_dot_node(call)}" for call in calls if call.place == place]
-        lines.append("  }")
-    lines += [f"  {_dot_node(call)}" for call in calls if call.place == "both"]
-    for leaf in sorted({edge.leaf for edge in plan.edges if edge.leaf is not None}):
-        label = _quote(f"tensor {leaf} of the batch")
-        lines.append(f"  {_quote(f'leaf {leaf}')} [shape=ellipse, label={label}];")
-    if any(edge.target is None for edge in plan.edges):
-        lines.append(f"  {_quote('result')} [shape=ellipse, label={_quote('result of forward')}];")
-    moved = {call.index for call in plan.moved}
-    staying = {call.index for call in plan.kept if call.place == "trainer"}
-    for edge in plan.edges:
-        crosses = edge.source in moved and (edge.target is None or edge.target in staying)
-        lines.append(f"  {_dot_edge(edge, crosses)}")
-    return "\n".join([*lines, "}"])
-
-
-def _dot_node(call: PlannedCall) -> str:
-    what, separator, where = call.operator.rpartition(" at ")
-    title = f"{what}\n{where}" if separator else where
-    seconds = call.worker_s if call.place == "worker" else call.trainer_s
-    if seconds:
-        title += f"\n{seconds * 1e3:.3f} ms"
-    style = ", style=dashed" if call.place == "both" else ""
-    attributes = f"label={_quote(title)}, tooltip={_quote(call.reason)}{style}"
-    return f"{_quote(f'call {call.index}')} [{attributes}];"
-
-
-def _dot_edge(edge: PlannedEdge, crosses: bool) -> str:
-    source = f"call {edge.source}" if edge.source is not None else f"leaf {edge.leaf}"
-    target = f"call {edge.target}" if edge.target is not None else "result"
-    label = f"label={_quote(f'{edge.tensor_bytes:,}')}"
-    return f"{_quote(source)} -> {_quote(target)} [{label}{', style=bold' if crosses else ''}];"
-
-
-def _quote(text: str) -> str:
-    """Return a string literal of the language.
-
-    A backslash in a label starts an escape (`\\N` is the node's name), so backslashes of the text
-    are doubled.
-    """
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
-
-
-def format_html(plan: PlanRecord) -> str:
-    """Return a plan as HTML for a notebook: verdict, calls, numbered reasons, costs of each cut.
-
-    The HTML is self-contained. Text has the colour of the page, and backgrounds are translucent, so
-    that it is readable on light and on dark pages: a notebook's theme may differ from the system's
-    theme, which a media query would return. Styles are inline, since notebooks remove style sheets
-    from untrusted documents.
-    """
-    if plan.refused is not None:
-        return _html_whole([_html_verdict(f"no call moves: {plan.refused}")])
-    calls = [*plan.moved, *plan.kept]
-    reasons = NumberedReasons(calls)
-    is_open = ' open="open"' if len(calls) <= OPEN_CALLS_MAX else ""
-    listed = "".join(
-        f'<li style="margin:0">{escape(reason)}</li>' for reason in reasons.sentences()
-    )
-    totals = total_rows(plan)
-    return _html_whole(
-        [
-            _html_verdict(verdict(plan)),
-            _table(totals[0], [_row(_cells(row)) for row in totals[1:]]),
-            f"<details{is_open}><summary>{len(calls)} calls of the model and where they run"
-            f"</summary>",
-            _table(_CALL_TITLES, [_call_row(call, reasons.number_of(call)) for call in calls]),
-            f'<ol style="margin:6px 0">{listed}</ol></details>',
-            *(f'<p style="margin:4px 0;opacity:0.8">{escape(note)}</p>' for note in notes(plan)),
-        ]
-    )
-
-
-def _html_whole(parts: Iterable[str]) -> str:
-    return (
-        '<div class="penstock-plan" style="overflow-x:auto;max-width:100%">'
-        + "\n".join(parts)
-        + "</div>"
-    )
-
-
-def _html_verdict(text: str) -> str:
-    return f'<p style="margin:4px 0"><strong>{escape(text)}</strong></p>'
-
-
-def _table(titles: Sequence[str], rows: Iterable[str]) -> str:
-    heads = "".join(
-        f'<th style="{_TEXT if title in ("operator", "runs in", "why", "per batch") else _NUMBER}">'
-        f"{escape(title)}</th>"
-        for title in titles
-    )
-    return (
-        '<table style="border-collapse:collapse;margin:6px 0;color:inherit;font-size:inherit">'
-        f'<thead><tr style="border-bottom:1px solid rgba(128,128,128,0.5)">{heads}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table>"
-    )
-
-
-def _call_row(call: PlannedCall, reason_number: int) -> str:
-    colour = _PLACE_COLOURS[call.place]
-    place = (
-        f'<span style="background:rgba({colour},0.25);border-radius:3px;padding:0 5px">'
-        f"{escape(call.place)}</span>"
-    )
-    figures = (
-        milliseconds(call.worker_s),
-        milliseconds(call.trainer_s),
-        f"{call.made_bytes:,}" if call.made_bytes else "",
-    )
-    return _row(
-        [
-            f'<td style="{_TEXT}"><code style="background:none;color:inherit">'
-            f"{escape(call.operator)}</code></td>",
-            f'<td style="{_TEXT}">{place}</td>',
-            *(f'<td style="{_NUMBER}">{figure}</td>' for figure in figures),
-            f'<td style="{_TEXT}" title="{escape(call.reason)}">{reason_number}</td>',
-        ]
-    )
-
-
-def _cells(row: Sequence[str]) -> list[str]:
-    first, *rest = row
-    return [
-        f'<td style="{_TEXT}">{escape(first)}</td>',
-        *(f'<td style="{_NUMBER}">{escape(figure)}</td>' for figure in rest),
-    ]
-
-
-def _row(cells: Iterable[str]) -> str:
-    return f'<tr style="background:none">{"".join(cells)}</tr>'

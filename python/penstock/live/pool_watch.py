@@ -16,8 +16,7 @@ from typing import Any
 from penstock import _pool
 from penstock._version import __version__
 from penstock.errors import PenstockError
-from penstock.graph.call_groups import CallGroup, group_calls, shared_places, title_of
-from penstock.graph.plan_record import NumberedReasons, PlannedCall, PlannedEdge, PlanRecord
+from penstock.graph.plan_picture import read_picture
 from penstock.live.pool_history import POINTS_MAX, EventLog, PoolHistory
 from penstock.live.pool_metrics import PoolTotals, exposition, pool_metrics
 from penstock.live.pool_view import STEP_PARTS, PoolAddress, PoolView, StatusPoller, with_short_ids
@@ -26,9 +25,6 @@ from penstock.live.top_rows import as_json
 INTERVAL_S = 1.0
 PLAN_S = 5.0  # how long a trainer's plan is cached
 STALE_S = 5.0  # the age at which a status is too old to be shown as the pool's state
-_TITLE_MAX = 30  # characters of a group
-_MEMBERS_MAX = 24  # calls listed per group
-_REASONS_MAX = 6
 
 
 class PoolWatch:
@@ -127,7 +123,7 @@ class PoolWatch:
         with self._plans_lock:
             known = self._plans.get(trainer)
             if known is None or time.monotonic() - known[0] > PLAN_S:
-                plan = shown_plan_graph(self._ask_plan(ids[trainer]))
+                plan = shown_plan(self._ask_plan(ids[trainer]))
                 known = (
                     time.monotonic(),
                     _encoded({"trainer": trainer, "plan": plan, "has_left": False}),
@@ -151,111 +147,14 @@ def _encoded(fields: Any) -> bytes:
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
-def shown_plan_graph(told: str) -> dict[str, Any] | None:
-    """Return a trainer's plan, in the form sent to its controller (`graph/plan.py`), as a graph for
-    a page: calls in their order, and edges by the indices of calls in that list. A ``source`` of
-    None is the batch, a ``target`` of None is the program. Several calls of a large plan are merged
-    into one, as in `Plan.to_svg()`. Returns None for a trainer without a plan. Raises ValueError
-    for an invalid plan, since a trainer may send any text."""
+def shown_plan(told: str) -> dict[str, Any] | None:
+    """Return the picture of a plan that a trainer has reported, None without a plan. Raises
+    ValueError for an invalid plan, since a trainer may send any text."""
     if not told:
         return None
     try:
-        return _graph(json.loads(told))
+        return read_picture(told)
     except Exception as error:
         raise ValueError(
             f"the trainer has reported an invalid plan ({type(error).__name__}: {str(error)[:200]})"
         ) from error
-
-
-def _graph(plan: dict[str, Any]) -> dict[str, Any]:
-    groups, links = group_calls(_record(plan))
-    with_calls = [number for number, group in enumerate(groups) if group.calls]
-    place_of = {number: place for place, number in enumerate(with_calls)}
-    return {
-        "verdict": plan["verdict"],
-        "facts": list(_facts(plan)),
-        "calls": [_shown(groups[number]) for number in with_calls],
-        "edges": [
-            {
-                "source": place_of.get(link.source),
-                "target": place_of.get(link.target),
-                "bytes": link.tensor_bytes,
-                "leaves": list(groups[link.source].leaves),
-            }
-            for link in links
-        ],
-        "calls_left_out": plan["calls_left_out"],
-    }
-
-
-def _record(plan: dict[str, Any]) -> PlanRecord:
-    """Convert the calls and the edges that were sent into the façade's record."""
-    calls = [
-        PlannedCall(
-            call["index"],
-            call["operator"],
-            call["place"],
-            plan["reasons"][call["reason"]],
-            call["seconds"],
-            call["seconds"],
-            call["bytes"],
-        )
-        for call in plan["calls"]
-    ]
-    known = {call.index for call in calls} | {None}
-    edges = [
-        PlannedEdge(edge["source"], edge["target"], edge["bytes"], edge["leaf"])
-        for edge in plan["edges"]
-        if edge["source"] in known and edge["target"] in known
-    ]
-    return PlanRecord(
-        moved=tuple(call for call in calls if call.place == "worker"),
-        kept=tuple(call for call in calls if call.place != "worker"),
-        edges=tuple(edge for edge in edges if (edge.source is None) == (edge.leaf is not None)),
-    )
-
-
-def _shown(group: CallGroup) -> dict[str, Any]:
-    first, *more = group.calls
-    name = first.operator
-    if more:
-        name = " at ".join(filter(None, (title_of(group, _TITLE_MAX), shared_places(group.calls))))
-    reasons = NumberedReasons(group.calls).sentences()
-    members = [call.operator for call in group.calls]
-    return {
-        "name": name,
-        "where": first.place,
-        "reason": "; ".join(_begun(reasons, _REASONS_MAX, "reasons")),
-        "seconds": sum(call.worker_s for call in group.calls),
-        "bytes": sum(call.made_bytes for call in group.calls),
-        "count": len(group.calls),
-        "members": _begun(members, _MEMBERS_MAX, "calls") if more else [],
-    }
-
-
-def _begun(texts: Sequence[str], count_max: int, name: str) -> list[str]:
-    left_out = len(texts) - count_max
-    return [*texts[:count_max], *([f"and {left_out} more {name}"] if left_out > 0 else [])]
-
-
-def _facts(plan: dict[str, Any]) -> list[str]:
-    """Return sentences on the prices of the plan."""
-    facts = []
-    cuts = {
-        "none": "no cut",
-        "maximal": "maximal cut",
-        "chosen": "this plan",
-        "exact": "without cut_tolerance",
-    }
-    for total in plan["totals"]:
-        facts.append(
-            f"{cuts.get(total['cut'], total['cut'])}: {1e3 * total['worker_s']:.3g} ms of worker "
-            f"time and {1e3 * total['trainer_s']:.3g} ms of trainer time per batch, "
-            f"{total['boundary_bytes'] / 1e6:.3g} MB read by the trainer"
-        )
-    if (priced := plan["priced"]) is not None:
-        facts.append(
-            f"measured {priced['times']} times in the running loader, which changed the plan "
-            f"{priced['changes']} times: {1e3 * priced['step_s']:.3g} ms per step"
-        )
-    return facts
