@@ -70,8 +70,8 @@ def rank_main(case: dict[str, Any]) -> None:
     iterator = iter(loader)
     next(iterator)
     counted = None
-    if loader._step_agreement is not None:
-        exchange = loader._step_agreement._exchange
+    if loader._run.step_agreement is not None:
+        exchange = loader._run.step_agreement._exchange
         counted = exchange._store = CountedStore(exchange._store)
     dist.barrier()
     begin = time.perf_counter()

@@ -15,24 +15,21 @@ import torch
 
 from penstock import _C
 from penstock.graph.link import Library
-from penstock.graph.plan import Plan
-from penstock.tracking.batch_origin import BatchHandle, ProvenanceTable
+from penstock.loader.loader_run import LoaderRun
+from penstock.tracking.batch_origin import BatchHandle
 from penstock.tracking.leaves import flatten_batch
 
 
-class InProcessPool:
+class InProcessPool(LoaderRun):
     """Yields `batches` repeatedly, like a loader with one worker."""
 
     num_workers = 1
     pool = replica_group = None  # it has no remote workers
 
     def __init__(self, batches: Sequence[Any]) -> None:
+        super().__init__()
         self.batches = list(batches)
-        self._provenance: ProvenanceTable | None = None
-        self._plan: Plan | None = None
-        self._load_meter: Any = None
-        self.prefixes: list[tuple[list[str], Any, int]] = []
-        self.prefix_texts: list[str] = []
+        self.executors: dict[str, tuple[list[str], Any, int]] = {}
         self.shipped_count = 0
         self.corrupts_results = False  # change all boundary tensors slightly, like a faulty worker
         self.corrupted_operator: str | None = None  # only if the prefix ends in this operator
@@ -42,32 +39,22 @@ class InProcessPool:
         self.maker = 0  # the worker that makes the next batch
 
     @property
-    def plan(self) -> Plan | None:
-        return self._plan
+    def _run(self) -> LoaderRun:
+        return self
 
-    def _link(self) -> None:
-        return None
-
-    def _show_plan(self, plan: Plan | None) -> None:
-        self._plan = plan
-
-    def _install_prefix(
+    def install_prefix(
         self, prefix: str, constants: list[torch.Tensor], seed: int, library: Library
     ) -> None:
         assert not library.code
+        super().install_prefix(prefix, constants, seed, library)
         copies = [constant.detach().clone() for constant in constants]
         graph = _C.parse_graph(prefix)
         executor = _C.Executor(graph, copies, allow_random=True)
-        self.prefixes.append((graph.output_keys, executor, seed))
-        self.prefix_texts.append(prefix)
+        self.executors[prefix] = (graph.output_keys, executor, seed)
 
-    def _remove_prefixes(self, prefixes: set[str]) -> None:
-        self.prefixes = [
-            entry
-            for entry, text in zip(self.prefixes, self.prefix_texts, strict=True)
-            if text not in prefixes
-        ]
-        self.prefix_texts = [text for text in self.prefix_texts if text not in prefixes]
+    def remove_prefixes(self, prefixes: set[str]) -> None:
+        super().remove_prefixes(prefixes)
+        self.executors = {text: self.executors[text] for text in self.prefixes}
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -90,16 +77,16 @@ class InProcessPool:
         )
         self.delivered_count += 1
         if not self.withhold:
-            for keys, executor, seed in self.prefixes:
+            for keys, executor, seed in self.executors.values():
                 seed = _C.seed_of_batch(seed, *handle.place)
-                handle.boundary.update(self._run(keys, executor, leaves, seed))
-        if self._provenance is not None:
-            self._provenance.record_batch(handle, leaves)
-            if self._provenance.deferral is not None:
-                return self._provenance.deferral.delivered(fresh, handle, leaves)
+                handle.boundary.update(self._execute(keys, executor, leaves, seed))
+        if self.provenance is not None:
+            self.provenance.record_batch(handle, leaves)
+            if self.provenance.deferral is not None:
+                return self.provenance.deferral.delivered(fresh, handle, leaves)
         return fresh
 
-    def _run(
+    def _execute(
         self, keys: list[str], executor: Any, leaves: list[torch.Tensor], seed: int
     ) -> dict[str, Any]:
         if executor.refusal(leaves) is not None:

@@ -60,7 +60,7 @@ def _compare(program: Program, batches: Sequence[Any], expected: Trace) -> Outco
             got = train(program, model, pool)
         except Exception as error:
             raise AssertionError(f"{type(error).__name__}: {error}\n\n{program}") from error
-        plan, prefixes = pool.plan, list(pool.prefix_texts)
+        plan, prefixes = pool.plan, list(pool.prefixes)
         detach(model)
     difference = first_difference(expected, got)
     if difference is not None and not is_repeatable(program, batches, expected):

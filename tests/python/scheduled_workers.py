@@ -69,7 +69,7 @@ class Scheduled(WorkerTuner):
 def automatic(dataset: Any, counts: list[int], **options: Any) -> Any:
     """Return a loader whose number of workers follows ``counts``."""
     loader: Any = DataLoader(dataset, num_workers="auto", seeding="batch", **options)
-    loader._tuner = Scheduled(list(counts))
+    loader._run.tuner = Scheduled(list(counts))
     return loader
 
 
@@ -101,7 +101,7 @@ def measured(dataset: Any, epoch_count: int = 3, **options: Any) -> Any:
     """Return a loader that has chosen by itself, quickly, for a trainer that does little."""
     loader: Any = DataLoader(dataset, num_workers="auto", seeding="batch", **options)
     assert loader.worker_choice is None
-    loader._tuner = WorkerTuner(window_s=0.1)
+    loader._run.tuner = WorkerTuner(window_s=0.1)
     for _ in range(epoch_count):
         for _ in loader:
             time.sleep(0.001)

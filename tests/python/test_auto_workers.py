@@ -65,7 +65,7 @@ def test_compute_bound_dataset_gets_at_most_one_worker_per_cpu(
     # On a busy machine, computing workers are on a CPU for only a part of their time.
     monkeypatch.setattr(worker_tuner, "cpu_seconds", lambda pids: 2 * len(pids) * time.monotonic())
     loader: Any = DataLoader(Computing(), batch_size=2, num_workers="auto", seeding="batch")
-    loader._tuner = WorkerTuner(window_s=0.1)
+    loader._run.tuner = WorkerTuner(window_s=0.1)
     most = 0
     for _ in range(3):
         for _ in loader:
@@ -89,7 +89,7 @@ def test_idle_workers_are_removed(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "penstock")
     loader: Any = DataLoader(Augmented(), batch_size=2, num_workers="auto", seeding="batch")
     loader.num_workers = AutomaticCount(4)
-    loader._tuner = WorkerTuner(window_s=0.1)
+    loader._run.tuner = WorkerTuner(window_s=0.1)
     for _ in loader:
         time.sleep(0.02)
     assert loader.num_workers < 4

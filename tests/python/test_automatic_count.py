@@ -66,7 +66,7 @@ def test_loader_rebuilt_from_attributes_stays_automatic() -> None:
         again: Any = DataLoader(batch_size=2, shuffle=True, **public_attributes(loader))
     assert type(again.num_workers) is AutomaticCount
     assert 1 <= again.num_workers <= usable_cpus()
-    again._tuner = Scheduled([2, 1, 3])
+    again._run.tuner = Scheduled([2, 1, 3])
     counts: list[int] = []
     stream(again, counts=counts)
     assert set(counts) >= {1, 2, 3}
@@ -89,8 +89,8 @@ def test_copied_loader_tunes_independently(copied: Any) -> None:
     assert type(again.num_workers) is AutomaticCount
     assert int(again.num_workers) == 3
     assert again.worker_choice is None
-    again._epoch_count = 0
-    again._tuner = Scheduled([1, 2])
+    again._run.epoch_count = 0
+    again._run.tuner = Scheduled([1, 2])
     assert stream(again) == expected
     assert int(again.num_workers) == 2
 

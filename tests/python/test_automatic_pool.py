@@ -122,7 +122,7 @@ def test_measurements_of_tiny_batches_use_bounded_memory() -> None:
         TensorDataset(torch.zeros(60_000)), num_workers="auto", seeding="batch", batch_size=2
     )
     assert sum(1 for _ in loader) == 30_000
-    meter = loader._tuner.meter
+    meter = loader._run.tuner.meter
     assert meter.kept_count <= 10_000
 
 

@@ -22,7 +22,7 @@ from torch.utils.data import BatchSampler, Dataset, SequentialSampler, TensorDat
 
 import penstock
 from penstock import DataLoader, Pool, Ranks
-from penstock.loader.options import own_options
+from penstock.loader.options import LoaderOptions
 from penstock.loader.variable_pool import VariablePool
 
 ADDRESS = "tcp://127.0.0.1:9"  # without a listener
@@ -125,7 +125,7 @@ def silently(make: Callable[[], Any]) -> Any:
 
 def options_of(loader: Any) -> list[Any]:
     return [
-        *own_options(loader),
+        *LoaderOptions.of(loader).kept,
         *(getattr(loader, name) for name in ARE_FLAT),
         *(loader.pool, loader.ranks, loader.batch_size, repr(loader)),
     ]
@@ -230,7 +230,7 @@ def test_flat_argument_warns_with_the_new_line_and_means_the_same(name: str) -> 
     assert options_of(loader) == options_of(same)
     as_shown: dict[str, Any] = eval(f"dict({line})", {"Pool": Pool, "Ranks": Ranks})
     again = silently(lambda: DataLoader(ROWS, shuffle=True, **{**grouped, **as_shown}))
-    assert own_options(again)[:-2] == own_options(same)[:-2]
+    assert LoaderOptions.of(again).kept[:-2] == LoaderOptions.of(same).kept[:-2]
     assert repr(again) == repr(same)
 
 
@@ -390,11 +390,11 @@ def test_ranks_in_use_are_an_attribute(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_attributes_are_read_and_assigned_without_a_warning() -> None:
     def use() -> None:
         loader: Any = DataLoader(ROWS, pool=Pool(ADDRESS, keys="a"), ranks=Ranks(0, 1))
-        before = own_options(loader)
+        before = LoaderOptions.of(loader).kept
         loader.keys, loader.code_paths, loader.trust_workers = "b", ["."], True
         loader.rank, loader.world_size = 3, 8  # one after the other
         loader.global_batch_size, loader.remainder = 16, "uneven"
-        assert own_options(loader) != before
+        assert LoaderOptions.of(loader).kept != before
         assert loader.ranks == Ranks(3, 8, global_batch_size=16, remainder="uneven")
         assert (loader.pool, loader.keys, loader.code_paths) == (ADDRESS, "b", ["."])
         loader.pool = "tcp://head:7000"

@@ -348,7 +348,7 @@ def test_lookahead_with_worker_count_changes_keeps_the_stream(name: str) -> None
     def run(look: Look) -> list[Any]:
         seed_all()
         loader: Any = make(name)
-        loader._tuner = Scheduled([3, 1, 2, 4, 1, 3])
+        loader._run.tuner = Scheduled([3, 1, 2, 4, 1, 3])
         return stream(loader, look)
 
     expected = run(nothing)
@@ -368,7 +368,7 @@ def test_waiting_in_lookahead_counts_as_waiting() -> None:
     loader: Any = DataLoader(
         Sleeping(400), batch_size=2, num_workers="auto", seeding="batch", prefetch_factor=2
     )
-    loader._tuner = WorkerTuner(window_s=0.2)
+    loader._run.tuner = WorkerTuner(window_s=0.2)
     for _ in loader:
         loader.lookahead(2, len)
     assert loader.worker_choice.workers > 1, str(loader.worker_choice)

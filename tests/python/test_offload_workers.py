@@ -132,8 +132,8 @@ def test_model_of_several_graphs_is_cut_in_worker_processes(method: str) -> None
 def carries_boundary_tensors(loader: DataLoader[Any]) -> bool:
     """Whether the last batch of another epoch carries workers' results."""
     last = list(loader)[-1]
-    assert loader._provenance is not None
-    provenance = loader._provenance.lookup(flatten_batch(last)[0])
+    assert loader._run.provenance is not None
+    provenance = loader._run.provenance.lookup(flatten_batch(last)[0])
     assert provenance is not None
     return bool(provenance.handle.boundary)
 
@@ -161,7 +161,7 @@ def test_workers_added_mid_epoch_run_the_prefix() -> None:
     reference: DataLoader[Any] = DataLoader(Samples(60), **arguments)
     expected = [train(reference_model, reference, case.loss) for _ in range(2)]
     loader: DataLoader[Any] = DataLoader(Samples(60), num_workers="auto", **arguments)
-    loader._tuner = Scheduled([2, 1, 3, 1], every=2)
+    loader._run.tuner = Scheduled([2, 1, 3, 1], every=2)
     model = offload(fresh(case.make_model), loader, cut="maximal")
     assert train(model, loader, case.loss) == expected[0]
     assert loader.plan is not None and loader.plan.moved

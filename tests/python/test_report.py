@@ -16,6 +16,8 @@ import torch
 from torch.utils.data import Dataset
 
 from penstock import DataLoader
+from penstock.loader.loader_run import run_of
+from penstock.loader.options import LoaderOptions
 from penstock.loader.stats import LoaderReport, LoaderStats, make_report
 from penstock.loader.step_times import SlowSample, StepTimes, WorkerTimes
 
@@ -73,7 +75,9 @@ def report_of(loader: Any, **parts: float) -> LoaderReport:
         slow_samples=(SlowSample(0.3, 37, 9, 1, 0), SlowSample(0.01, 2, 0, 2, 0)),
         **(made if loader.num_workers else {}),
     )
-    return make_report(loader, stats, epochs=1, iter_s=0.0)
+    run = run_of(loader)
+    run.iter_count = 1
+    return make_report(LoaderOptions.of(loader), run, stats)
 
 
 def test_report_lists_waits_longest_first() -> None:

@@ -172,7 +172,7 @@ def run(
     pipeline = Pipeline()
     monkeypatch.setattr(offloading, "TrainerClock", lambda device: SimulatedClock(pipeline))
     loader: Any = DataLoader(dataset, batch_size=None, num_workers=1)
-    loader._load_meter = SimulatedMeter(pipeline)
+    loader._run.load_meter = SimulatedMeter(pipeline)
     done = Run(offload(fresh(make_model), loader), loader, loads, pipeline)
     assert done.trace == expected.trace
     return done
@@ -227,7 +227,7 @@ def test_explicitly_requested_cut_is_not_repriced(options: Any) -> None:
     loader: Any = DataLoader(Same(values(), 4), batch_size=None, num_workers=1)
     model = offload(fresh(Features), loader, **options)
     done = Run(model, loader, [(0, 0)] * 4)
-    assert loader._load_meter is None
+    assert loader._run.load_meter is None
     assert done.plan.priced is None
 
 

@@ -38,6 +38,7 @@ from resumed_streams import (
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from penstock import DataLoader, MixtureSampler
+from penstock.loader.options import LoaderOptions
 from penstock.stream.shard_state import copied_state
 
 WORKERS = [
@@ -174,7 +175,7 @@ def test_unready_state_raises_only_from_state_dict(case: Any, workers: dict[str,
 @pytest.mark.parametrize("case", NOT_READY.values(), ids=NOT_READY)
 def test_unready_worker_state_raises_only_from_state_dict(case: Any) -> None:
     loader = DataLoader(batch_size=4, num_workers=2, **case())
-    loader._want_states()
+    loader._run.want_states(LoaderOptions.of(loader))
     iterator = iter(loader)
     seen = take(iterator, 3)
     with pytest.raises(RuntimeError, match=r"state_dict\(\).*iterate me first"):

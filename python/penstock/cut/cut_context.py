@@ -14,16 +14,16 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from penstock import _C
-from penstock.cut.installed_prefixes import InstalledPrefixes, PrefixHost
-from penstock.graph.link import Link
+from penstock.cut.installed_prefixes import InstalledPrefixes
 from penstock.graph.plan import Plan, joined
 from penstock.graph.plan_text import verdict
 from penstock.graph.planning import CutOptions
+from penstock.loader.loader_run import LoaderRun
 from penstock.program_line import program_line
 from penstock.tracking.batch_origin import BatchHandle, ProvenanceTable
 from penstock.tracking.lazy_batches import LazyBatches
@@ -31,7 +31,6 @@ from penstock.tracking.loader_use import LoaderUse
 
 if TYPE_CHECKING:
     from penstock.cut.repricing import Repricer
-    from penstock.tuning.load_meter import LoadMeter
 
 logger = logging.getLogger(__name__)
 
@@ -94,26 +93,12 @@ class ModelCall:
         return any(plan.moved for plan in self.plans)
 
 
-class PlanHost(Protocol):
-    """The part of a loader that shows plans."""
-
-    def _show_plan(self, plan: Plan | None) -> None: ...
-
-
-class CutHost(PlanHost, PrefixHost, Protocol):
-    """The part of the loader that a cut needs."""
-
-    _load_meter: LoadMeter | None
-
-    def _link(self) -> Link | None: ...
-
-
 @dataclass
 class CutContext:
     """The state of one offloaded model. Confined to the training thread."""
 
     target: Any  # the model, or a function such as a training step; held weakly
-    host: weakref.ref[CutHost]
+    host: weakref.ref[LoaderRun]
     provenance: ProvenanceTable
     options: CutOptions
     verify_every: int
@@ -153,7 +138,7 @@ class CutContext:
     def with_link(self, options: CutOptions) -> CutOptions:
         """Return the options with the present link to the workers."""
         host = self.host()
-        link = None if host is None else host._link()
+        link = None if host is None else host.link
         if link is not None and self.withholding is None:
             link = link._replace(sends_whole=True)
         return replace(options, link=link)
@@ -224,23 +209,25 @@ class CutContext:
             self.plan.show(plan)
 
 
-def forget_user(user: int, host: Callable[[], CutHost | None], provenance: ProvenanceTable) -> None:
+def forget_user(
+    user: int, host: Callable[[], LoaderRun | None], provenance: ProvenanceTable
+) -> None:
     """Free a loader's data of an offloaded model that was detached or deleted."""
     if provenance.deferral is not None:
         provenance.deferral.forget_user(user)
     if provenance.withholding is not None:
         provenance.withholding.forget(user)
-    loader = host()
+    run = host()
     unused = provenance.use.drop_prefixes_of(user)
     plan = provenance.use.set_plan(user, None)
     needs_no_meter = provenance.use.drop_meter(user)
-    if loader is None:
+    if run is None:
         return
     if unused:
-        loader._remove_prefixes(unused)
-    loader._show_plan(plan)
+        run.remove_prefixes(unused)
+    run.show_plan(plan)
     if needs_no_meter:
-        loader._load_meter = None  # no measurements from the next epoch on
+        run.load_meter = None  # no measurements from the next epoch on
 
 
 def weakly(target: Any) -> Callable[[], Any]:
@@ -290,7 +277,7 @@ class ShownPlan:
     """
 
     def __init__(
-        self, name: str, user: int, host: Callable[[], PlanHost | None], use: LoaderUse
+        self, name: str, user: int, host: Callable[[], LoaderRun | None], use: LoaderUse
     ) -> None:
         """``name`` is the offloaded model's name for users, ``user`` the id of its context."""
         self._name = name
@@ -353,19 +340,11 @@ class ShownPlan:
         plan_of_all = self._use.set_plan(self._user, plan)
         host = self._host()
         if host is not None:
-            host._show_plan(plan_of_all)
+            host.show_plan(plan_of_all)
 
 
 def _are_same(a: Plan, b: Plan) -> bool:
     return a is b
-
-
-class ShipmentHost(Protocol):
-    """The part of a loader that controls which tensors workers send."""
-
-    def _set_shipment(self, message: bytes | None) -> None: ...
-
-    def _link(self) -> Link | None: ...
 
 
 class LeafWithholding:
@@ -378,9 +357,7 @@ class LeafWithholding:
     reads.
     """
 
-    def __init__(
-        self, host: Callable[[], ShipmentHost | None], changed: Callable[[], None]
-    ) -> None:
+    def __init__(self, host: Callable[[], LoaderRun | None], changed: Callable[[], None]) -> None:
         """`changed` is called when batches start to carry other leaves than before."""
         self.lazy_leaves: Set[int] = frozenset()
         self._host = host
@@ -421,7 +398,7 @@ class LeafWithholding:
 
     def _is_possible(self) -> bool:
         host = self._host()
-        link = None if host is None else host._link()
+        link = None if host is None else host.link
         return link is not None and not link.sends_whole
 
     def _apply(self, order: _C.ShipmentOrder | None) -> None:
@@ -430,7 +407,7 @@ class LeafWithholding:
             return
         host = self._host()
         if host is not None:
-            host._set_shipment(order.message)
+            host.set_shipment(order.message)
         self._changed()
         if order.message is not None:
             logger.debug("leaves %s stay with the workers", sorted(self.lazy_leaves))

@@ -23,6 +23,7 @@ from penstock.cut.prefix_compiler import CompileJob
 from penstock.graph.link import Library, LibraryLeaves
 from penstock.graph.lowering import leaves_of
 from penstock.graph.planning import PlannedCut
+from penstock.loader.loader_run import LoaderRun
 from penstock.tracking.batch_origin import BatchHandle
 from penstock.tracking.loader_use import LoaderUse
 
@@ -39,20 +40,10 @@ UNUSED_CALLS_MAX = 64
 FORGOTTEN_MAX = 2
 
 
-class PrefixHost(Protocol):
-    """The part of a loader that sends prefixes to its workers."""
-
-    def _install_prefix(
-        self, prefix: str, constants: list[torch.Tensor], seed: int, library: Library
-    ) -> None: ...
-
-    def _remove_prefixes(self, prefixes: set[str]) -> None: ...
-
-
 class InstalledPrefixes:
     """The prefixes of one offloaded model. Confined to the training thread."""
 
-    def __init__(self, user: int, host: Callable[[], PrefixHost | None], use: LoaderUse) -> None:
+    def __init__(self, user: int, host: Callable[[], LoaderRun | None], use: LoaderUse) -> None:
         """``user`` is the offloaded model's context id."""
         self.compiler: CompiledPrefixes | None = None  # set if prefixes are to be compiled
         self.known_ids: list[KnownIds] = []  # by cut that is in use
@@ -82,7 +73,7 @@ class InstalledPrefixes:
         host = self._host()
         if host is not None and cut.prefix in self._installed:
             library = Library() if self.compiler is None else self.compiler.library_of(cut.prefix)
-            host._install_prefix(cut.prefix, list(cut.prefix_constants), cut.seed, library)
+            host.install_prefix(cut.prefix, list(cut.prefix_constants), cut.seed, library)
 
     def withdraw(self, cut: PlannedCut) -> None:
         """Note that a cut is no longer in use.
@@ -111,7 +102,7 @@ class InstalledPrefixes:
         if host is not None and given:
             unused = self._use.drop_prefixes(self._user, given)
             if unused:
-                host._remove_prefixes(unused)
+                host.remove_prefixes(unused)
             self._installed -= given
             self.known_ids[:] = [
                 known for known in self.known_ids if known.planned.prefix not in given

@@ -30,8 +30,7 @@ from penstock.cut.script_models import OffloadedScript
 from penstock.graph.plan import Plan
 from penstock.graph.planning import CutMode, CutOptions
 from penstock.graph.tolerance import Tolerance
-from penstock.loader.loader_protocol import innermost_loader
-from penstock.loader.options import is_parallel
+from penstock.loader.loader_run import LoaderRun, innermost_loader, run_of
 from penstock.tracking.batch_origin import ProvenanceTable
 from penstock.tracking.lazy_tensor import LazyTensor, hide_dynamo_advice
 from penstock.tuning.load_meter import LoadMeter, TrainerClock
@@ -163,17 +162,18 @@ def _make_call(
         if reason is not None:
             logger.warning("penstock: offload has no effect: %s", reason)
             if _is_ours(loader):
-                loader._show_plan(Plan(refused=reason))
+                run_of(loader).show_plan(Plan(refused=reason))
             return None
-        if loader._provenance is None:
-            loader._provenance = ProvenanceTable()
-        name = f"{torch.initial_seed()}.{loader._provenance.model_count}"
-        loader._provenance.model_count += 1
+        run = run_of(loader)
+        if run.provenance is None:
+            run.provenance = ProvenanceTable()
+        name = f"{torch.initial_seed()}.{run.provenance.model_count}"
+        run.provenance.model_count += 1
         options = dataclasses.replace(options, draws_of=name)
         user = None if isinstance(bare, _SCRIPTS) else user_compile_of(bare)
         target = bare if user is None else compiled_target(bare)
-        context = CutContext(target, weakref.ref(loader), loader._provenance, options, verify_every)
-        _share_withholding(loader, context)
+        context = CutContext(target, weakref.ref(run), run.provenance, options, verify_every)
+        _share_withholding(run, context)
         if isinstance(bare, torch.jit.ScriptModule):
             return OffloadedScript(context, bare, bare.forward)
         if isinstance(bare, _SCRIPTS):
@@ -184,7 +184,7 @@ def _make_call(
             context.prefixes.compile()
         if options.mode == "auto" and not options.allow_random and user is None:
             # With random draws, another plan would make training depend on timing.
-            context.repricer = _repricer(bare, loader, context)
+            context.repricer = _repricer(bare, run, context)
         if not isinstance(bare, torch.nn.Module):
             return OffloadedCall(context, bare, bare, user)
         former = bare.__dict__.get(_call_attribute(bare))
@@ -227,9 +227,10 @@ def _install_call(model: Any, call: OffloadedCall | OffloadedScript) -> Any:
 
 def _call_for(call: Any, loader: Any) -> Any:
     """Return the part of a model's stand-in that belongs to a loader, or None."""
-    if isinstance(call, LoaderDispatch):
-        return call.call_for(loader)
-    return call if call.context.host() is loader else None
+    if not _is_ours(loader):
+        return None
+    calls = call.calls if isinstance(call, LoaderDispatch) else (call,)
+    return next((one for one in calls if one.context.host() is run_of(loader)), None)
 
 
 def _without(model: Any, call: Any, own: Any) -> Any:
@@ -247,30 +248,30 @@ def _replace(model: Any, call: Any) -> None:
         setattr(model, _CALL, call)
 
 
-def _repricer(model: Any, loader: Any, context: CutContext) -> Repricer:
+def _repricer(model: Any, run: LoaderRun, context: CutContext) -> Repricer:
     modules = modules_of(model)
     devices = {parameter.device for module in modules for parameter in module.parameters()}
     device = next((one for one in devices if one.type == accelerator_type()), None)
-    if loader._load_meter is None:
-        loader._load_meter = LoadMeter()
-    loader._load_meter.clock = TrainerClock(device)
+    if run.load_meter is None:
+        run.load_meter = LoadMeter()
+    run.load_meter.clock = TrainerClock(device)
     context.provenance.use.take_meter(context.user)
-    return Repricer(loader._load_meter, TrainerClock(device))
+    return Repricer(run.load_meter, TrainerClock(device))
 
 
-def _share_withholding(loader: Any, context: CutContext) -> None:
+def _share_withholding(run: LoaderRun, context: CutContext) -> None:
     """Let the loader's leaves stay with the workers if the model does not need them."""
     shared = context.provenance.withholding
     own = shared if isinstance(shared, LeafWithholding) else None
     if own is None:
-        loader_ref = weakref.ref(loader)
+        run_ref = weakref.ref(run)
 
         def changed() -> None:
-            live = loader_ref()
-            if live is not None and live._load_meter is not None:
-                live._load_meter.native.forget()  # batches have other sizes from now on
+            live = run_ref()
+            if live is not None and live.load_meter is not None:
+                live.load_meter.native.forget()  # batches have other sizes from now on
 
-        own = LeafWithholding(loader_ref, changed)
+        own = LeafWithholding(run_ref, changed)
         context.provenance.withholding = own
     context.withholding = own
     own.take(context.user, context.verify_every)
@@ -335,10 +336,6 @@ class LoaderDispatch(StandIn):
     def calls(self) -> tuple[Any, ...]:
         return tuple(self._calls)
 
-    def call_for(self, loader: Any) -> Any:
-        """Return the call that belongs to a loader, or None."""
-        return next((call for call in self._calls if call.context.host() is loader), None)
-
     def add(self, call: Any) -> None:
         """Add a call, and close the calls of loaders that were deleted."""
         for old in [old for old in self._calls if old.context.host() is None]:
@@ -399,7 +396,7 @@ def _wrap_function(function: M, call: OffloadedCall | OffloadedScript) -> M:
 
 
 def _is_ours(loader: Any) -> bool:
-    return hasattr(loader, "_provenance")
+    return isinstance(getattr(loader, "_run", None), LoaderRun)
 
 
 def _kind_of(loader: Any) -> str:
@@ -421,7 +418,7 @@ def _refusal(model: Any, loader: Any) -> str | None:
             "`from penstock import DataLoader`, or call penstock.install() before a framework "
             "makes it"
         )
-    if not is_parallel(loader):
+    if loader.num_workers == 0 and loader.pool is None:
         return (
             "the loader has num_workers=0, so there is no worker to move anything to; pass "
             "num_workers=1 or more, or pool= with the address of a pool"

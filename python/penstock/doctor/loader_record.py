@@ -18,6 +18,8 @@ from typing import Any
 
 from penstock.compat.devices import module_in_use
 from penstock.doctor.timed_transform import time_transforms, transform_seconds
+from penstock.loader.loader_run import run_of
+from penstock.loader.options import LoaderOptions
 from penstock.loader.stats import LoaderStats, facts_of
 from penstock.loader.step_times import WAITING_PARTS, FieldSums, SlowSample, StepTimes
 from penstock.loader.watched_steps import WatchedStep
@@ -92,7 +94,7 @@ class LoaderRecord:
         self._newest = LoaderTotals()
         self._read_loader = loader
         self._loader = weakref.ref(loader)
-        self._facts = facts_of(loader)
+        self._facts = facts_of(LoaderOptions.of(loader), run_of(loader))
         if not self._facts["has_pool"]:  # a pool's workers could not write the sums
             self._is_transform_timed |= time_transforms(loader.dataset, str(self._folder)) > 0
 

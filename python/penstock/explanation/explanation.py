@@ -22,7 +22,7 @@ from penstock.compat.dynamo import OptimizedModule, is_skipped, module_under, wr
 from penstock.compat.modules import module_call
 from penstock.compat.operators import tree_map
 from penstock.compat.storages import write_count
-from penstock.cut.cut_context import CutContext, CutHost, ShownPlan
+from penstock.cut.cut_context import CutContext, ShownPlan
 from penstock.graph.capture import (
     Captured,
     LeafLookup,
@@ -34,17 +34,17 @@ from penstock.graph.capture import (
     refuse_by_surroundings,
     tie_sizes,
 )
-from penstock.graph.link import Library, Link
+from penstock.graph.link import Link
 from penstock.graph.lowering import lower
 from penstock.graph.plan import Plan
 from penstock.graph.planning import CutMode, CutOptions, plan_cut
 from penstock.graph.script_plan import plan_script
 from penstock.graph.sizes import Unlowerable
 from penstock.graph.tolerance import Tolerance
+from penstock.loader.loader_run import LoaderRun
 from penstock.stream.batch_seeds import AllGeneratorsKept
 from penstock.tracking.batch_origin import BatchHandle, Provenance, ProvenanceTable
 from penstock.tracking.leaves import flatten_batch
-from penstock.tuning.load_meter import LoadMeter
 
 Call = Callable[[Any, Any], Any]
 
@@ -268,26 +268,15 @@ class ExplainedCall:
     call_of: Callable[[Any], Callable[..., Any]] = forward_call
 
 
-class _PlanCollector:
-    """Replaces a loader: receives the plan, and has no workers."""
+class _PlanCollector(LoaderRun):
+    """Stands in for a loader: receives the plan, and has no workers."""
 
     def __init__(self, link: Link | None) -> None:
+        super().__init__()
         self._known_link = link
-        self.plan: Plan | None = None
-        self._load_meter: LoadMeter | None = None
 
-    def _install_prefix(
-        self, prefix: str, constants: list[torch.Tensor], seed: int, library: Library
-    ) -> None:
-        pass
-
-    def _remove_prefixes(self, prefixes: set[str]) -> None:
-        pass
-
-    def _show_plan(self, plan: Plan | None) -> None:
-        self.plan = plan
-
-    def _link(self) -> Link | None:
+    @property
+    def link(self) -> Link | None:
         return self._known_link
 
 
@@ -336,7 +325,7 @@ def plan_followed(
             f"({first_sentence(error)})"
         ) from error
     listener = _PlanCollector(options.link)
-    host: weakref.ref[CutHost] = weakref.ref(listener)
+    host: weakref.ref[LoaderRun] = weakref.ref(listener)
     context = CutContext(model_copy, host, provenance, options, 1)
     context.plan = _UnloggedPlan(context.name, context.user, host, provenance.use)
     run = OffloadedCall(context, call.call_of(model_copy), model_copy, is_compared=False)

@@ -8,10 +8,12 @@ import weakref
 from collections import deque
 from typing import Any
 
+from torch.utils.data import DataLoader
+
 from penstock.compat.iterators import DatasetKind
-from penstock.loader.loader_protocol import LoaderProtocol
+from penstock.loader.loader_run import LoaderRun, run_of
 from penstock.loader.local_iterator import LocalPoolIter
-from penstock.loader.options import shard_count
+from penstock.loader.options import LoaderOptions
 from penstock.stream.progress import GeneratorSnapshot, PullsReplayed
 from penstock.tuning.worker_tuner import AutomaticCount
 
@@ -29,20 +31,21 @@ class AutomaticPoolIter(LocalPoolIter):
     place, and a native index stream is restarted with the generators as they were before.
     """
 
-    def __init__(self, loader: LoaderProtocol) -> None:
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        options = LoaderOptions.of(loader)
         self._loader = weakref.ref(loader)
         self._stretch = object()  # key of this pool's measurements in the meter
-        self._is_replaceable = loader._dataset_kind == DatasetKind.Map and bool(loader.in_order)
+        self._is_replaceable = options.is_map and bool(options.in_order)
         # The number of batches to request from the new workers.
         self._reissued: deque[Any] = deque()
         self._ahead_s = 0.0  # waited while looking ahead, since the last batch
         super().__init__(loader)
 
-    def _open_source(self, loader: LoaderProtocol) -> None:
+    def _open_source(self, options: LoaderOptions, run: LoaderRun) -> None:
         self._num_workers = int(self._num_workers)  # datasets get a plain int
-        super()._open_source(loader)
+        super()._open_source(options, run)
 
-    def _reset(self, loader: LoaderProtocol, first_iter: bool = False) -> None:
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         self._end_stretch()
         self._reissued.clear()
         count = loader.num_workers
@@ -93,7 +96,7 @@ class AutomaticPoolIter(LocalPoolIter):
         if loader is None:
             return
         self._answers_until_measured -= 1
-        tuner = loader._tuner
+        tuner = run_of(loader).tuner
         if tuner.has_stretch(self._stretch):
             tuner.meter.note(called_at, time.monotonic())
             if tuner.is_due(self._num_workers):
@@ -105,19 +108,19 @@ class AutomaticPoolIter(LocalPoolIter):
 
     def _end_stretch(self) -> None:
         loader = self._loader()
-        if loader is not None and loader._tuner.has_stretch(self._stretch):
-            loader._tuner.end_stretch(self.source.counters())
+        if loader is not None and run_of(loader).tuner.has_stretch(self._stretch):
+            run_of(loader).tuner.end_stretch(self.source.counters())
 
-    def _choose(self, loader: LoaderProtocol) -> None:
+    def _choose(self, loader: DataLoader[Any]) -> None:
         is_iterable = self._dataset_kind == DatasetKind.Iterable
-        count = loader._tuner.choose(self._shard_count if is_iterable else None)
+        count = run_of(loader).tuner.choose(self._shard_count if is_iterable else None)
         if count != self._num_workers:
             loader.num_workers = AutomaticCount(count)
 
-    def _measured_loader(self) -> LoaderProtocol | None:
+    def _measured_loader(self) -> DataLoader[Any] | None:
         """Return the loader if this is its newest iterator and chooses its number of workers."""
         loader = self._loader()
-        if loader is None or loader._progress is not self._progress:
+        if loader is None or run_of(loader).progress is not self._progress:
             return None
         return loader if isinstance(loader.num_workers, AutomaticCount) else None
 
@@ -130,7 +133,7 @@ class AutomaticPoolIter(LocalPoolIter):
         left_count = len(self._index_sampler) - self._progress.answered_count
         return left_count > self._prefetch_depth * self._num_workers + 1
 
-    def _continue_with_new_pool(self, loader: LoaderProtocol) -> None:
+    def _continue_with_new_pool(self, loader: DataLoader[Any]) -> None:
         self._replace_pool(loader)
         self._progress.share_out(self._shard_count)
         self._reissued = self._unanswered().copy()
@@ -140,7 +143,7 @@ class AutomaticPoolIter(LocalPoolIter):
         with PullsReplayed(self._before_pulls, loader):
             self._begin_requests()
 
-    def _replace_pool(self, loader: LoaderProtocol) -> None:
+    def _replace_pool(self, loader: DataLoader[Any]) -> None:
         count_before = self._num_workers
         self._workers_are_used = False
         self._close_source()  # first: workers must be forked while no native thread runs
@@ -149,14 +152,15 @@ class AutomaticPoolIter(LocalPoolIter):
         except OSError as error:
             if loader.num_workers < count_before:
                 raise
-            loader._tuner.give_up(loader.num_workers, count_before, error)
+            run_of(loader).tuner.give_up(loader.num_workers, count_before, error)
             loader.num_workers = AutomaticCount(count_before)
             self._open_source_of(count_before, loader)
 
-    def _open_source_of(self, count: int, loader: LoaderProtocol) -> None:
+    def _open_source_of(self, count: int, loader: DataLoader[Any]) -> None:
+        options = LoaderOptions.of(loader)
         self._num_workers = count
-        self._shard_count = shard_count(loader)
-        self._open_source(loader)
+        self._shard_count = options.shard_count
+        self._open_source(options, run_of(loader))
 
     def _close_source(self) -> None:
         self._end_stretch()

@@ -7,21 +7,17 @@ import contextlib
 import os
 import time
 import types
-import weakref
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast
 
 import torch
 import torch.utils.data
-from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, Sampler
+from torch.utils.data import Dataset, Sampler
 
 from penstock import _C
 from penstock.compat.iterators import BaseIterator
 from penstock.errors import ClosedError, FallbackError
-from penstock.graph.link import Link
 from penstock.loader.automatic_iterator import AutomaticPoolIter
-from penstock.loader.client_cache import ClientCache
 from penstock.loader.device import has_device, is_auto, staged_device
 from penstock.loader.flat_arguments import (
     NOT_GIVEN,
@@ -39,28 +35,18 @@ from penstock.loader.grouped_arguments import (
     unchecked,
 )
 from penstock.loader.in_process_iterator import SingleProcessIter
-from penstock.loader.loader_state import (
-    begin_from,
-    check_has_state,
-    check_state,
-    loaded_state,
-    make_state,
-    state_interval,
-)
+from penstock.loader.loader_run import LoaderRun
+from penstock.loader.loader_state import begin_from, check_has_state, check_state, state_of_now
 from penstock.loader.local_iterator import LocalPoolIter
 from penstock.loader.lookahead import look_ahead
 from penstock.loader.options import (
     DEFAULT_PREFETCH_FACTOR,
     DEFAULTS,
-    check_options,
+    LoaderOptions,
     chosen_keys,
-    has_pool,
-    is_parallel,
-    own_options,
-    reads_shards_of_rank,
-    shard_count,
     shown_options,
 )
+from penstock.loader.options_check import check_options
 from penstock.loader.rank_agreement import (
     check_replicable,
     compare_ranks,
@@ -70,11 +56,10 @@ from penstock.loader.rank_agreement import (
     is_group_leader,
 )
 from penstock.loader.rank_states import part_of_rank
-from penstock.loader.skipped_samples import SkippedSample, SkippedSamples, epoch_skips
-from penstock.loader.source import with_workers_apart
+from penstock.loader.skipped_samples import SkippedSample
 from penstock.loader.started_prefetch import StartedPrefetch, check_can_start
 from penstock.loader.stats import LoaderReport, LoaderStats, make_report
-from penstock.loader.step_times import WorkTimes, step_times
+from penstock.loader.step_times import step_times
 from penstock.loader.variable_pool import (
     begin_on_trial,
     begin_sendable,
@@ -86,19 +71,12 @@ from penstock.loader.variable_pool import (
     use_variable,
 )
 from penstock.loader.watched_steps import note_new_loader, watch_torch_iterator
-from penstock.pool.job_pickle import PickleCache
-from penstock.pool.travelling_code import CodePacker
 from penstock.pool.worker_spec import arena_bytes
 from penstock.program_line import warn
 from penstock.ranks.replica_group import ReplicaGroup, ranks_of
 from penstock.ranks.sharding import RankSharding, order_generator
-from penstock.ranks.steps import StepAgreement
-from penstock.stream.batch_seeds import DrawWarning
-from penstock.stream.progress import GeneratorSnapshot, Progress, sampler_states
-from penstock.stream.shard_state import ResumedDataset, copied_state
-from penstock.tracking.batch_origin import ProvenanceTable
-from penstock.tuning.load_meter import LoadMeter
-from penstock.tuning.worker_tuner import AutomaticCount, WorkerTuner, first_count
+from penstock.stream.shard_state import copied_state
+from penstock.tuning.worker_tuner import AutomaticCount, first_count
 
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
@@ -106,12 +84,12 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-    from penstock.graph.link import Library
     from penstock.graph.plan import Plan
 
 _T_co = TypeVar("_T_co", covariant=True)
 _Loader = TypeVar("_Loader", bound="DataLoader[Any]")
 _Method = TypeVar("_Method", bound=Callable[..., Any])
+_LEFT_HERE = ("_is_closed", "_run", "_started")
 
 
 class _StateMethod:
@@ -126,7 +104,7 @@ class _StateMethod:
     def __get__(self, loader: Any, owner: type | None = None) -> Any:
         if loader is None:
             return self._function
-        check_has_state(loader)
+        check_has_state(LoaderOptions.of(loader))
         return types.MethodType(self._function, loader)
 
 
@@ -316,14 +294,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ...
     """
 
+    _run: LoaderRun
+    _started: StartedPrefetch | None  # until the program calls iter()
     _is_closed = False
     _takes_states_at_once = False  # whether a program that makes one means to take states
-    _loaded_state: dict[str, Any] | None  # the place that the next iter() goes on from
-    _newest_iterator: weakref.ref[BaseIterator] | None
-    _replicas: ReplicaGroup | None  # once its ranks have met
-    _started: StartedPrefetch | None  # until the program calls iter()
-    _step_agreement: StepAgreement | None  # once its ranks have agreed on steps
-    _epoch_count: int
     _sharding_words = "ranks=Ranks(...)"  # the argument by which ranks share one order
 
     # The fields of the entries "pool" and "ranks" of vars(), from which frameworks rebuild loaders.
@@ -379,7 +353,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         remainder: Literal["pad", "drop", "uneven"] | None | NotGiven = NOT_GIVEN,
         replica_group: Sequence[int] | ProcessGroup | DeviceMesh | None | NotGiven = NOT_GIVEN,
     ) -> None:
-        self._init_private_state()
+        self._run, self._started = LoaderRun(self._takes_states_at_once), None
         flat = {
             "keys": keys,
             "code_paths": code_paths,
@@ -436,6 +410,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.on_error = on_error
         self.max_skipped = max_skipped
         self.overlap_epochs = overlap_epochs
+        has_pool = self.pool is not None or self.replica_group is not None
+        of_workers: dict[str, Any] = {
+            "multiprocessing_context": multiprocessing_context,
+            "prefetch_factor": prefetch_factor,
+            "persistent_workers": persistent_workers,
+        }
         super().__init__(
             dataset,
             batch_size,
@@ -446,18 +426,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             collate_fn,
             pin_memory,
             drop_last,
-            0 if has_pool(self) else timeout,
+            0 if has_pool else timeout,
             worker_init_fn,
             generator=generator,
-            **self._options_of_workers(
-                multiprocessing_context=multiprocessing_context,
-                prefetch_factor=prefetch_factor,
-                persistent_workers=persistent_workers,
-            ),
+            **({} if has_pool else of_workers),  # torch rejects them without local workers
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
-        if has_pool(self):
+        if has_pool:
             self._set_options_of_pool(
                 timeout, prefetch_factor, persistent_workers, multiprocessing_context
             )
@@ -466,15 +442,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if sharding is not None and not sharding.is_stream:
             # Torch's constructor made the sampler, and torch forbids assigning batch_sampler later.
             vars(self)["batch_sampler"] = sharding.batch_sampler(self.sampler, asked.sharding_words)
-        check_options(self)
+        check_options(LoaderOptions.of(self))
         warn_of_flat(asked, flat)
         note_new_loader(self)
-
-    def _options_of_workers(self, **options: Any) -> dict[str, Any]:
-        """Return the worker options for torch's constructor: none with a pool, since it would
-        reject them without local workers.
-        """
-        return {} if has_pool(self) else options
 
     def _set_options_of_pool(
         self,
@@ -551,14 +521,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._is_closed = True
         # The last one first; all of them, even if one raises or is interrupted.
         with contextlib.ExitStack() as ending:
-            ending.callback(self._client_cache.end)
-            if self._step_agreement is not None:
-                ending.callback(self._step_agreement.close)
-            for iterator in {*self._returned_iterators, *self._live_iterators}:
+            ending.callback(self._run.client_cache.end)
+            if self._run.step_agreement is not None:
+                ending.callback(self._run.step_agreement.close)
+            for iterator in {*self._run.returned_iterators, *self._run.live_iterators}:
                 ending.callback(_end_iterator, iterator)
             ending.callback(self._drop_started)
-        self._iterator = self._newest_iterator = None
-        self._replicas = None
+        self._iterator = self._run.newest_iterator = None
+        self._run.replicas = None
 
     def _check_open(self, call: str) -> None:
         if self._is_closed:
@@ -574,63 +544,45 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             iterator = started.iterator
             if started.is_fresh and is_on_trial(self) and not has_sent_batch(self, iterator):
                 iterator = started.restart(self, self._begin_iterator)
-            iterator.begin_delivery(self)  # a model may have been offloaded since
+            iterator.begin_delivery(self._run)  # a model may have been offloaded since
         else:
             iterator = started.restart(self, self._begin_iterator)
-        self._newest_iterator = weakref.ref(iterator)
-        self._returned_iterators.add(iterator)
         begin_steps = getattr(iterator, "begin_steps", None)  # a subclass may have another iterator
         if begin_steps is not None:
             begin_steps(time.perf_counter() - began_at)
-        self._iter_count += 1
-        self._iter_s += time.perf_counter() - began_at
+        self._run.note_iter(iterator, time.perf_counter() - began_at)
         return cast(BaseIterator, iterator)
 
     def _begin_iterator(self) -> BaseIterator:
-        return begin_sendable(self, self._check_and_begin)  # type: ignore[no-any-return]
+        return begin_sendable(self, self._check_and_begin)
 
     def _check_and_begin(self) -> BaseIterator:
-        check_options(self)
+        options, run = LoaderOptions.of(self), self._run
+        check_options(options)
         live = getattr(self, "_iterator", None)  # frameworks delete it
-        if isinstance(live, LocalPoolIter) and live.own_options != own_options(self):
+        if isinstance(live, LocalPoolIter) and live.own_options != options.kept:
             live._shutdown_workers()  # persistent workers keep the dataset they were started with
             self._iterator = None
-        if self.shard_by_rank and not self._are_ranks_compared and is_group_leader(self):
-            self._compare_ranks()
-        if self.replica_group is not None and self._replicas is None:
-            self._join_replicas(self.replica_group)
-        self._follow_copies(is_auto(self.device) and is_parallel(self) and has_device())
-        begin = self._iterate_pool if has_pool(self) else super().__iter__
-        if self._loaded_state is None:
-            iterator = begin()
-        else:
-            iterator = begin_from(self, self._loaded_state, begin)
-            self._loaded_state = None
+        if options.shard_by_rank and not run.are_ranks_compared and is_group_leader(options):
+            facts = facts_of_shards if options.reads_shards_of_rank else facts_of
+            compare_ranks(options, facts(options, run.epoch_start()))
+            run.are_ranks_compared = True
+        if options.replica_group is not None and run.replicas is None:
+            check_replicable(options)
+            start = facts_of_replica(options, run.epoch_start())
+            run.replicas = ReplicaGroup(options.replica_group, start, arena_bytes())
+        run.follow_copies(is_auto(options.device) and options.is_parallel and has_device())
+        begin = self._iterate_pool if options.has_pool else super().__iter__
+        if run.loaded_state is None:
+            return begin()
+        iterator = begin_from(options, run, run.loaded_state, begin)
+        run.loaded_state = None
         return iterator
 
     def _drop_started(self) -> None:
         started, self._started = self._started, None
         if started is not None:
             started.drop(self)
-
-    def _compare_ranks(self) -> None:
-        facts = facts_of_shards if reads_shards_of_rank(self) else facts_of
-        compare_ranks(self, facts(self, self._epoch_start()))
-        self._are_ranks_compared = True
-
-    def _epoch_start(self) -> dict[str, Any]:
-        """Return the start of the next epoch, for a comparison with other ranks."""
-        state = self._loaded_state or {}
-        return {
-            "epoch": state.get("epoch", self._epoch_count),
-            "samples given before": state.get("samples", 0),
-            "steps taken before": (state.get("shards") or {}).get("step", 0),
-        }
-
-    def _join_replicas(self, ranks: tuple[int, ...]) -> None:
-        check_replicable(self)
-        facts = facts_of_replica(self, self._epoch_start())
-        self._replicas = ReplicaGroup(ranks, facts, arena_bytes())
 
     def _iterate_pool(self) -> BaseIterator:
         """Iterate as torch's ``__iter__``, whose iterator persists only with local workers."""
@@ -642,45 +594,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             self._iterator._reset(self)
         return self._iterator
 
-    def _init_private_state(self) -> None:
-        self._provenance: ProvenanceTable | None = None
-        self._plan: Plan | None = None
-        self._workers_apart: dict[str, str] = {}  # as PoolClient.workers_apart
-        self._plan_changes = 0  # how often other calls moved than before
-        self._load_meter: LoadMeter | None = None  # while a plan is priced by its measurements
-        self._prefixes: dict[str, bytes] = {}  # messages to the workers, by the prefix's text
-        self._shipment: bytes | None = None  # the message that sets which leaves stay with them
-        self._fallback_reason: str | None = None
-        self._iterator_kind: str | None = None
-        self._past_counters: Counter[str] = Counter()
-        self._work_times = WorkTimes()
-        self._iter_count = 0  # calls of iter()
-        self._iter_s = 0.0  # that they took
-        self._live_iterators: weakref.WeakSet[LocalPoolIter] = weakref.WeakSet()
-        self._returned_iterators: weakref.WeakSet[BaseIterator] = weakref.WeakSet()  # by iter()
-        self._newest_iterator = None
-        self._started = None
-        self._client_cache = ClientCache()
-        self._replicas = None
-        self._step_agreement = None
-        self._skipped_samples = SkippedSamples()
-        self._code_packer = CodePacker()
-        self._pickle_cache = PickleCache()
-        self._epoch_count = 0
-        self._begun_count = 0  # epochs that an iterator was made or reset for
-        self._draw_warning = DrawWarning()
-        self._progress: Progress | None = None  # of the last iter()
-        self._loaded_state = None
-        self._are_ranks_compared = False  # since a state was loaded
-        self._resuming: Progress | None = None  # while that makes an iterator
-        self._resumed_datasets: dict[int, ResumedDataset] = {}  # in this process
-        # Since a state was requested, or loaded.
-        self._wants_states = self._takes_states_at_once
-        self._is_known_sendable = False  # of a dataset that the variable's pool may serve
-        self._are_batches_sent = False  # by the workers of that pool
-        self._begun_order: Iterator[Any] | None = None  # the next iterator continues it
-        self._tuner = WorkerTuner()  # idle unless num_workers is "auto"
-
     @property
     def plan(self) -> Plan | None:
         """The plan in use for the offloaded model, or the reason why there is none.
@@ -691,9 +604,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         Returns:
             Plan | None: None before :func:`penstock.offload` was called with this loader.
         """
-        for iterator in list(self._live_iterators):
-            self._workers_apart.update(iterator.source.workers_apart)
-        return with_workers_apart(self._plan, self._workers_apart)
+        return self._run.shown_plan()
 
     @property
     def worker_choice(self) -> _C.WorkerChoice | None:
@@ -709,7 +620,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
             print(loader.worker_choice)
         """
-        return self._tuner.choice
+        return self._run.tuner.choice
 
     @property
     def skipped(self) -> tuple[SkippedSample, ...]:
@@ -726,7 +637,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             for sample in loader.skipped:
                 print(sample)
         """
-        return self._skipped_samples.samples
+        return self._run.skipped.samples
 
     def stats(self) -> LoaderStats:
         """Return the statistics of this loader so far, over all of its iterators.
@@ -740,21 +651,18 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
             print(loader.stats().wait_s)  # seconds that the trainer waited for batches
         """
-        counters = Counter(self._past_counters)
-        work = self._work_times.copy()
-        for iterator in list(self._live_iterators):
-            counters.update(iterator.counters())
-            iterator.add_work(work)
+        run = self._run
+        counters, work = run.totals()
         counted: dict[str, Any] = dict(counters)
         return LoaderStats(
             ledger=step_times(counted),
             workers=work.workers,
             slow_samples=tuple(work.slow_samples),
-            iterator=self._iterator_kind,
-            fallback_reason=self._fallback_reason,
+            iterator=run.iterator_kind,
+            fallback_reason=run.fallback_reason,
             worker_choice=self.worker_choice,
-            epoch_end=None if self._step_agreement is None else self._step_agreement.epoch_end,
-            skipped_samples=self._skipped_samples.times,
+            epoch_end=None if run.step_agreement is None else run.step_agreement.epoch_end,
+            skipped_samples=run.skipped.times,
             **counted,
         )
 
@@ -777,7 +685,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                     ...
                 print(loader.report())
         """
-        return make_report(self, self.stats(), self._iter_count, self._iter_s)
+        return make_report(LoaderOptions.of(self), self._run, self.stats())
 
     def lookahead(self, batch_count: int, select: Callable[[Any], Any] | None = None) -> list[Any]:
         """Return the results of ``select`` for the next batches, or their indices.
@@ -834,8 +742,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 ...
         """
         self._check_open("lookahead()")
-        iterator = None if self._newest_iterator is None else self._newest_iterator()
-        return look_ahead(self, iterator, batch_count, select)
+        return look_ahead(self._run, batch_count, select)
 
     def start_prefetch(self) -> None:
         """Start making the batches of the next ``iter()``; return without waiting for them.
@@ -905,7 +812,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                     torch.save(loader.state_dict(), "loader.pt")
         """
         self._check_open("state_dict()")
-        return self._make_state()
+        drop_pool_if_unsendable(self)
+        options = LoaderOptions.of(self)
+        self._run.want_states(options)
+        if self._started is not None:
+            return self._started.state
+        running = getattr(self, "_iterator", None)
+        return state_of_now(options, self._run, running, asks_workers=True)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume from a state: the next ``iter()`` continues where ``state_dict`` was taken.
@@ -932,98 +845,56 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """
         self._check_open("load_state_dict()")
         drop_pool_if_unsendable(self)
-        check_has_state(self)
+        options = LoaderOptions.of(self)
+        check_has_state(options)
         if not isinstance(state_dict, Mapping):
             raise TypeError(
                 f"load_state_dict() requires a dictionary that state_dict() returned, got "
                 f"{state_dict!r}; check under which name the checkpoint stores it"
             )
         if state_dict:
-            state_dict = part_of_rank(self, dict(state_dict))
+            state_dict = part_of_rank(options, dict(state_dict))
             drop_pool_if_state_has_none(self, state_dict)
-            check_state(self, state_dict)
-            self._skipped_samples.load(state_dict)
+            check_state(LoaderOptions.of(self), state_dict)
+            self._run.skipped.load(state_dict)
         else:
             warn(
                 "load_state_dict() received an empty dictionary, so the loader starts a new epoch "
                 "at its first batch; pass a result of state_dict() to resume",
                 UserWarning,
             )
-        self._wants_states = True
+        self._run.wants_states = True
         self._drop_started()
         live = getattr(self, "_iterator", None)
         if isinstance(live, LocalPoolIter):
             live._shutdown_workers()
-        self._iterator = self._newest_iterator = None
-        self._progress = None
-        self._loaded_state = copied_state(dict(state_dict)) or None
-        self._are_ranks_compared = False
-
-    def _make_state(self) -> dict[str, Any]:
-        drop_pool_if_unsendable(self)
-        self._want_states()
-        if self._started is not None:
-            return self._started.state
-        return self._state_of_now(asks_workers=True)
-
-    def _state_of_now(self, asks_workers: bool) -> dict[str, Any]:
-        if self._loaded_state is not None:
-            return loaded_state(self, self._loaded_state)
-        return make_state(self, self._progress, asks_workers)
-
-    def _want_states(self) -> None:
-        """Keep and send the data of states from now on, not before."""
-        self._wants_states = True
-        if self._progress is not None:
-            self._progress.want_states(state_interval(self))
-        for iterator in list(self._live_iterators):
-            if not iterator._shutdown:
-                iterator.source.want_states(state_interval(self))
-
-    def _begin_progress(self) -> Progress:
-        """Start an epoch's account. An iterator calls it before any draws for the epoch."""
-        progress, self._resuming = self._resuming, None
-        if progress is None:
-            snapshot = GeneratorSnapshot.take(self)
-            progress = Progress(self._epoch_count, snapshot, shard_count(self))
-        if self._wants_states:
-            progress.samplers_before = sampler_states(self)
-        if self._wants_states or self.shard_by_rank:
-            # A rank's state is its job's state, which a rank's place with its workers is not.
-            progress.want_states(state_interval(self))
-        progress.number = self._begun_count
-        progress.skips = epoch_skips(self)
-        self._begun_count += 1
-        self._progress = progress
-        return progress
+        self._iterator = None
+        self._run.begin_at(copied_state(dict(state_dict)) or None)
 
     def _get_iterator(self) -> BaseIterator:
-        reason = self._reason_to_fall_back()
-        if reason is not None:
-            return self._fall_back(reason)
-        if has_pool(self):
+        options, run = LoaderOptions.of(self), self._run
+        if options.is_datapipe:
+            return self._fall_back(
+                "the dataset is a datapipe, which only torch's iterator shards and seeds"
+            )
+        if options.has_pool:
             # Here, since only pools need the code that packs and ships jobs.
             from penstock.loader.pool_iterator import PoolIter
 
-            self._iterator_kind = "pool"
+            run.iterator_kind = "pool"
             return PoolIter(self)
-        if self.num_workers == 0:
-            self._iterator_kind = "torch"
-            staged_device(self.device)
+        if options.num_workers == 0:
+            run.iterator_kind = "torch"
+            staged_device(options.device)
             return SingleProcessIter(self)
         iterator: LocalPoolIter
-        if isinstance(self.num_workers, AutomaticCount):  # measured to be rational
+        if isinstance(options.num_workers, AutomaticCount):  # measured to be rational
             iterator = AutomaticPoolIter(self)
         else:
             self.check_worker_number_rationality()
             iterator = LocalPoolIter(self)
-        self._iterator_kind = "penstock"
+        run.iterator_kind = "penstock"
         return iterator
-
-    def _reason_to_fall_back(self) -> str | None:
-        if isinstance(self.dataset, (IterDataPipe, MapDataPipe)):
-            return "the dataset is a datapipe, which only torch's iterator shards and seeds"
-        return None
 
     def _fall_back(self, reason: str) -> BaseIterator:
         if os.environ.get("PENSTOCK_FALLBACK") == "error":
@@ -1031,100 +902,23 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 f"torch's iterator would be used here ({reason}), but PENSTOCK_FALLBACK=error "
                 f"forbids that; unset it to permit torch's iterator"
             )
-        self._fallback_reason = reason
-        self._iterator_kind = "fallback"
+        self._run.fallback_reason = reason
+        self._run.iterator_kind = "fallback"
         iterator = super()._get_iterator()
         watch_torch_iterator(iterator, self)
         return iterator
 
-    def _next_epoch(self) -> int:
-        """Return the number of the epoch that starts, from 0."""
-        self._epoch_count += 1
-        return self._epoch_count - 1
-
-    def _follow_copies(self, is_wanted: bool) -> None:
-        """Track the batches' tensors until the program copies them to a device, or stop that."""
-        if is_wanted and self._provenance is None:
-            self._provenance = ProvenanceTable()
-        if self._provenance is not None:
-            self._provenance.placements.follows_leaves = is_wanted
-
-    def _install_prefix(
-        self, prefix: str, constants: list[torch.Tensor], seed: int, library: Library
-    ) -> None:
-        """Have batches fetched from now on carry the results of ``prefix`` (IR text). Its random
-        draws follow from ``seed`` and the batch's place in the stream. ``library`` is its compiled
-        form, empty if there is none.
-        """
-        message = _C.encode_prefix(prefix, constants, seed, library.code, library.leaves)
-        self._prefixes[prefix] = message
-        for iterator in list(self._live_iterators):
-            iterator.source.install_prefix(message)
-
-    def _remove_prefixes(self, prefixes: set[str]) -> None:
-        """Remove the results of these prefixes from later batches; others stay in force."""
-        for prefix in prefixes:
-            self._prefixes.pop(prefix, None)
-        for iterator in list(self._live_iterators):
-            iterator.source.remove_prefixes()
-            for message in self._prefixes.values():
-                iterator.source.install_prefix(message)
-
-    def _show_plan(self, plan: Plan | None) -> None:
-        """Set :attr:`plan`, and report it to a pool."""
-        before, self._plan = self._plan, plan
-        if plan is not None and before is not None and plan.moved_calls != before.moved_calls:
-            self._plan_changes += 1
-        for iterator in list(self._live_iterators):
-            iterator.source.show_plan(plan, self._plan_changes)
-
-    def _set_shipment(self, message: bytes | None) -> None:
-        """Have batches requested from now on sent without leaves that the trainer does not read.
-        None: sent whole."""
-        self._shipment = message
-        for iterator in list(self._live_iterators):
-            iterator.source.set_shipment(message)
-
-    def _link(self) -> Link | None:
-        """Return the network link to a pool's workers. None with workers of this machine."""
-        iterator = None if self._newest_iterator is None else self._newest_iterator()
-        link: Link | None = getattr(iterator, "link", None)
-        return Link(1, 0.0, sends_whole=True) if link is None and self.pool else link
-
     def __getstate__(self) -> dict[str, Any]:
-        # State that belongs to this process stays here: iterators, the provenance of live batches,
-        # the plan of a model, measurements.
+        # State that belongs to this process stays here.
         self._drop_started()
-        left_here = {
-            "_returned_iterators",
-            "_is_closed",
-            "_live_iterators",
-            "_newest_iterator",
-            "_client_cache",
-            "_replicas",
-            "_code_packer",
-            "_pickle_cache",
-            "_provenance",
-            "_plan",
-            "_plan_changes",
-            "_workers_apart",
-            "_load_meter",
-            "_prefixes",
-            "_shipment",
-            "_skipped_samples",
-            "_started",
-            "_step_agreement",
-            "_progress",
-            "_resumed_datasets",
-            "_tuner",
-            "_wants_states",
-        }
-        return {name: value for name, value in vars(self).items() if name not in left_here}
+        state = {name: value for name, value in vars(self).items() if name not in _LEFT_HERE}
+        return {**state, "_run": self._run.copied_fields()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # The state may be from torch's loader, pickled where penstock was not installed.
-        self._init_private_state()
-        self.__dict__.update({**DEFAULTS, **state})
+        run = LoaderRun(self._takes_states_at_once)
+        vars(run).update(state.get("_run", {}))
+        self.__dict__.update({**DEFAULTS, **state, "_run": run, "_started": None})
 
 
 def _end_iterator(iterator: Any) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, MutableMapping, MutableSequence, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -33,7 +33,9 @@ def is_auto(device: torch.device | str | int | None) -> bool:
     return isinstance(device, str) and device == AUTO
 
 
-def names_device(device: torch.device | str | int | None) -> bool:
+def names_device(
+    device: torch.device | str | int | None,
+) -> TypeGuard[torch.device | str | int]:
     """Return whether the option names a device for the batches, including the CPU."""
     return device is not None and not is_auto(device)
 

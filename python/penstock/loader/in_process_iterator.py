@@ -11,23 +11,17 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
+from torch.utils.data import DataLoader
 
 from penstock.compat.iterators import BaseIterator, DatasetKind, SingleProcessIterator
 from penstock.errors import UnsupportedError, add_note
 from penstock.loader.device import move_batch, names_device
-from penstock.loader.loader_protocol import LoaderProtocol
+from penstock.loader.loader_run import LoaderRun, run_of
 from penstock.loader.lookahead import check_arguments, indices_from
-from penstock.loader.options import (
-    drawing_threads,
-    is_seeded_by_batch,
-    is_seeded_by_sample,
-    shard_count,
-    shards_of_rank,
-    skip_limit,
-)
+from penstock.loader.options import LoaderOptions
 from penstock.loader.rank_agreement import steps_of_job
 from penstock.loader.skipped_samples import note_reason
 from penstock.loader.step_times import InProcessLedger
@@ -60,59 +54,58 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
 
     makes_batches = True  # in the trainer itself
 
-    def __init__(self, loader: LoaderProtocol) -> None:
-        progress = self._progress = loader._begin_progress()
-        self._ledger = InProcessLedger(loader._past_counters, loader._work_times)
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        options, run = LoaderOptions.of(loader), run_of(loader)
+        progress = self._progress = run.begin_progress(options)
+        self._ledger = InProcessLedger(run.past_counters, run.work_times)
         self._asked_for: Any = None  # indices of the batch made last
-        self._counters: dict[str, Any] = loader._past_counters
+        self._counters: dict[str, Any] = run.past_counters
         self.watched_loader = weakref.ref(loader)
         self.iter_s: float | None = None
         self.watched_by: object = ()
         self.ranks_window: tuple[float, float] | None = None
         point = progress.point
-        self._is_seeded_by_batch = is_seeded_by_batch(loader)
-        self._draw_warning = loader._draw_warning
-        self._drawing_threads = drawing_threads(loader)
+        self._is_seeded_by_batch = options.is_seeded_by_batch
+        self._draw_warning = run.draw_warning
+        self._drawing_threads = options.drawing_threads
         start = progress.starts.get(0)
         has_state = start is not None and start.state is not None
-        if is_seeded_by_batch(loader):
-            BaseIterator.__init__(self, cast(Any, loader))
+        if options.is_seeded_by_batch:
+            BaseIterator.__init__(self, loader)
             if self._timeout != 0:
                 raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
             if point is not None:
                 self._base_seed = point.base_seed
-            seeds = EpochSeeds(
-                int(self._base_seed), loader._next_epoch(), is_seeded_by_sample(loader)
-            )
-            spec = self._timed_spec(loader, shards_of_rank(loader))
+            seeds = EpochSeeds(int(self._base_seed), run.next_epoch(), options.is_seeded_by_sample)
+            spec = self._timed_spec(options, options.shards_of_rank)
             place_of_pulled = functools.partial(_place_of_pulled, weakref.ref(self))
             self._dataset_fetcher = InProcessFetcher(
                 spec,
-                shard_count(loader),
+                options.shard_count,
                 seeds,
                 progress,
                 place_of_pulled,
-                loader._resumed_datasets,
+                run.resumed_datasets,
             )
         else:
             # A dataset that receives its state is iterated afterwards, in _finish_resuming().
             make = BaseIterator if has_state else SingleProcessIterator
-            make.__init__(self, cast(Any, loader))
+            make.__init__(self, loader)
             if point is not None:
                 self._base_seed = point.base_seed
             if not has_state:
-                self._time_fetches(loader)
-                self._watch_first_fetch(loader)
+                self._time_fetches(options)
+                self._watch_first_fetch(run)
         if has_state:
-            progress.finish_resuming = functools.partial(self._finish_resuming, loader)
+            progress.finish_resuming = functools.partial(self._finish_resuming, options, run)
         self._profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
-        self._device = torch.device(loader.device) if names_device(loader.device) else None
-        self._undo_seed(loader)
+        self._device = torch.device(options.device) if names_device(options.device) else None
+        self._undo_seed(options)
         self._note_sampler()
         self._is_order_own = is_untouched(self._sampler_iter, self._index_sampler)
         if point is not None:
             self._num_yielded = point.yielded_count
-        self._steps = steps_of_job(loader)
+        self._steps = steps_of_job(options, run)
         progress.sampler.is_ahead = self._steps is not None  # by the batch of the next step
         self._outcome: _Outcome | None = None  # made, and delivered when all ranks take its step
         self._is_order_drawn = False
@@ -129,7 +122,7 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
                 self._pull_ahead()
                 self._is_order_of_globals = have_moved(before)
         elif not self._is_seeded_by_batch and start is not None and not has_state:
-            self._continue_iteration(loader, start)
+            self._continue_iteration(options, start)
         if progress.finish_resuming is None:
             progress.shard_states_now = self._states_reader()
         progress.begin(int(self._base_seed))
@@ -162,24 +155,24 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
             return fetcher.has_state()
         return is_stateful(self._dataset) or is_stateful(getattr(fetcher, "dataset_iter", None))
 
-    def _make_fetcher(self, loader: LoaderProtocol) -> Any:
-        pool = make_pool(loader.fetch_threads)
-        return self._timed_spec(loader).make_fetcher(self._dataset, pool)
+    def _make_fetcher(self, options: LoaderOptions) -> Any:
+        pool = make_pool(options.fetch_threads)
+        return self._timed_spec(options).make_fetcher(self._dataset, pool)
 
-    def _timed_spec(self, loader: LoaderProtocol, shards: RankShards | None = None) -> FetchSpec:
-        spec = FetchSpec.of(self, loader.fetch_threads, shards, skip_limit(loader))
+    def _timed_spec(self, options: LoaderOptions, shards: RankShards | None = None) -> FetchSpec:
+        spec = FetchSpec.of(self, options.fetch_threads, shards, options.skip_limit)
         return dataclasses.replace(spec, clock=self._ledger.clock)
 
-    def _time_fetches(self, loader: LoaderProtocol) -> None:
+    def _time_fetches(self, options: LoaderOptions) -> None:
         if self._dataset_kind == DatasetKind.Map:
-            self._dataset_fetcher = self._make_fetcher(loader)
+            self._dataset_fetcher = self._make_fetcher(options)
         else:  # it has started to iterate the dataset
             fetcher = self._dataset_fetcher
             fetcher.collate_fn = timed_collate(self._ledger.clock, fetcher.collate_fn)
 
-    def _watch_first_fetch(self, loader: LoaderProtocol) -> None:
+    def _watch_first_fetch(self, run: LoaderRun) -> None:
         """Make a pass start at the first batch, if the dataset was resumed before."""
-        resumed = loader._resumed_datasets.get(0)
+        resumed = run.resumed_datasets.get(0)
         if resumed is None or self._dataset_kind != DatasetKind.Iterable:
             return
         fetcher = self._dataset_fetcher
@@ -194,11 +187,11 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
 
         fetcher.fetch = fetch_first
 
-    def _continue_iteration(self, loader: LoaderProtocol, start: ShardStart) -> None:
-        indices = [None] * loader.batch_size if loader.batch_size is not None else None
+    def _continue_iteration(self, options: LoaderOptions, start: ShardStart) -> None:
+        indices = [None] * options.batch_size if options.batch_size is not None else None
         continue_iteration(self._dataset_fetcher, start, indices, lambda place: None)
 
-    def _finish_resuming(self, loader: LoaderProtocol) -> None:
+    def _finish_resuming(self, options: LoaderOptions, run: LoaderRun) -> None:
         """Give the dataset its state.
 
         Call last, since the state may be the state of the global generators, from which the
@@ -212,11 +205,11 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
         else:
             resumed = load_dataset_state(self._dataset, start)
             if resumed is not None:
-                loader._resumed_datasets[0] = resumed
-            self._dataset_fetcher = self._make_fetcher(loader)
+                run.resumed_datasets[0] = resumed
+            self._dataset_fetcher = self._make_fetcher(options)
             if self._dataset_kind == DatasetKind.Iterable:
-                self._continue_iteration(loader, start)
-            self._watch_first_fetch(loader)
+                self._continue_iteration(options, start)
+            self._watch_first_fetch(run)
         for indices, number, first_place in self._repeats.pop(0, ()):
             with contextlib.suppress(Exception):  # it was raised before the state was taken
                 self._recreate_batch(indices, number, first_place)

@@ -18,24 +18,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    IterDataPipe,
-    MapDataPipe,
-    RandomSampler,
-)
+from torch.utils.data import BatchSampler, RandomSampler
 
-from penstock.compat.iterators import DatasetKind
 from penstock.errors import StateUnsupportedError
-from penstock.loader.loader_protocol import LoaderProtocol
-from penstock.loader.options import (
-    has_pool,
-    is_parallel,
-    is_seeded_by_batch,
-    is_seeded_by_sample,
-    reads_shards_of_rank,
-    shard_count,
-)
+from penstock.loader.loader_run import LoaderRun, WorkerIterator
+from penstock.loader.options import LoaderOptions
 from penstock.loader.rank_states import note_rank, opened, sealed
 from penstock.loader.state_check import check_built, check_form
 from penstock.program_line import warn
@@ -63,72 +50,57 @@ from penstock.stream.shard_state import (
 _VERSION = 1
 _VERSION_WITH_SKIPS = 2  # of a state with places that were skipped, which older readers miss
 _VERSION_OF_SNAPSHOTS = 3  # parts may be from before or after the state's place
-_NEVER = 1 << 62
 _T = TypeVar("_T")
 
 
-def check_has_state(loader: LoaderProtocol) -> None:
+def check_has_state(options: LoaderOptions) -> None:
     """Raise StateUnsupportedError if the loader's place in its stream cannot be determined."""
-    if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
+    if options.is_datapipe:
         raise StateUnsupportedError(
             "state_dict() does not support datapipes, since torch's iterator reads them and does "
             "not report its position; use a map-style or an iterable dataset"
         )
-    if is_parallel(loader) and not loader.in_order and loader.shard_by_rank:
+    if options.is_parallel and not options.in_order and options.shard_by_rank:
         raise StateUnsupportedError(
-            f"state_dict() with {loader._sharding_words} requires in_order=True, got "
+            f"state_dict() with {options.sharding_words} requires in_order=True, got "
             f"in_order=False, with which each rank delivers its steps in a different order; set "
             f"in_order=True"
         )
 
 
-def make_state(
-    loader: LoaderProtocol, progress: Progress | None, asks_workers: bool = True
+def state_of_now(
+    options: LoaderOptions, run: LoaderRun, running: WorkerIterator | None, *, asks_workers: bool
 ) -> dict[str, Any]:
-    """Return the state of a loader whose last ``iter()`` started ``progress``.
+    """Return the state of a loader: of its epoch under way, or the one that it loaded.
 
-    With ``asks_workers``, request the states of datasets from the workers that have not sent them.
-    Raises RuntimeError if one of the program's objects does not return its state.
+    ``running`` is its iterator over persistent workers, if any. With ``asks_workers``, request the
+    states of datasets from the workers that have not sent them. Raises RuntimeError if one of the
+    program's objects does not return its state.
     """
-    state = _state_at(loader, progress, asks_workers)
-    _raise_failures(state)
-    note_rank(loader, state, progress)
-    _note_skipped(loader, state, progress)
-    return sealed(state) if is_same_on_all_ranks(loader) else state
+    if run.loaded_state is not None:
+        state = copied_state(run.loaded_state)
+    else:
+        state = _state_at(options, run, running, asks_workers)
+        _raise_failures(state)
+        note_rank(options, state, run.progress)
+        _note_skipped(options, run, state)
+    return sealed(state) if options.is_same_on_all_ranks else state
 
 
-def _note_skipped(loader: LoaderProtocol, state: dict[str, Any], progress: Progress | None) -> None:
+def _note_skipped(options: LoaderOptions, run: LoaderRun, state: dict[str, Any]) -> None:
     """Add the samples that were left out. Ranks with one state for all have different ones."""
-    skipped = loader._skipped_samples
-    if is_same_on_all_ranks(loader) or (loader.on_error == "raise" and len(skipped) == 0):
+    if options.is_same_on_all_ranks or (options.on_error == "raise" and len(run.skipped) == 0):
         return
+    progress = run.progress
     of_epoch = None if progress is None or _is_between_epochs(state) else progress.skips
-    state["skipped"] = skipped.to_state(of_epoch)
-
-
-def state_interval(loader: LoaderProtocol) -> int:
-    """Return the number of steps between snapshots, once states are wanted."""
-    is_map = loader._dataset_kind == DatasetKind.Map
-    if is_map and (not loader.in_order or loader.shard_by_rank):
-        return 1  # a resume does not know which process made which batch
-    return int(loader.snapshot_every_n_steps) or _NEVER
-
-
-def loaded_state(loader: LoaderProtocol, state: dict[str, Any]) -> dict[str, Any]:
-    """Return the state of a loader that loaded ``state`` and has not started its iteration."""
-    state = copied_state(state)
-    return sealed(state) if is_same_on_all_ranks(loader) else state
-
-
-def is_same_on_all_ranks(loader: LoaderProtocol) -> bool:
-    """Return whether a rank's state is the job's state: not if each rank has its own shards."""
-    return bool(loader.shard_by_rank) and loader._dataset_kind == DatasetKind.Map
+    state["skipped"] = run.skipped.to_state(of_epoch)
 
 
 def _state_at(
-    loader: LoaderProtocol, progress: Progress | None, asks_workers: bool
+    options: LoaderOptions, run: LoaderRun, running: WorkerIterator | None, asks_workers: bool
 ) -> dict[str, Any]:
-    """Make the state for make_state(), without the place of the loader's rank among others."""
+    """Make the state for state_of_now(), without the place of the loader's rank among others."""
+    progress = run.progress
     is_under_way = (
         progress is not None and progress.base_seed is not None and not progress.is_finished
     )
@@ -138,30 +110,30 @@ def _state_at(
         "_index_sampler_state": None,
         "_iterator_finished": progress is not None and progress.is_finished,
         "version": _VERSION,
-        "built": _built(loader),
-        "epoch": loader._epoch_count,
+        "built": _built(options),
+        "epoch": run.epoch_count,
         "base_seed": None,
-        "draws_seed": not _keeps_its_seed(loader),
+        "draws_seed": not _keeps_its_seed(options, running),
         "generators": None,
         "shards": None,
         "dataset": None,
     }
     if progress is None or not is_under_way:
-        state["generators"] = _generators(loader, GeneratorSnapshot.take(loader))
-        if _carries_its_dataset(loader):
-            state["dataset"] = _state_of(loader.dataset)
-        of_iterator = _state_of_last_iterator(loader, progress)
+        state["generators"] = _generators(options, GeneratorSnapshot.take(options))
+        if _carries_its_dataset(options):
+            state["dataset"] = _state_of(options.dataset)
+        of_iterator = _state_of_last_iterator(options, progress)
         if of_iterator is not None:
             state["iterator"] = of_iterator
-        state["samplers"] = sampler_states(loader)
-        if progress is not None and progress.is_finished and _keeps_its_workers(loader):
-            before = states_at_end(loader, progress, asks_workers)
+        state["samplers"] = sampler_states(options)
+        if progress is not None and progress.is_finished and _keeps_its_workers(options):
+            before = states_at_end(options, progress, running if asks_workers else None)
             if any(one is not None for one in before):
                 counts = [0] * len(before)
                 state["shards"] = {"counts": counts, "last": None, "states": None, "before": before}
         return state
     if progress.start_as_json is None:
-        progress.start_as_json = _generators(loader, progress.start)
+        progress.start_as_json = _generators(options, progress.start)
     state.update(
         epoch=progress.epoch,
         base_seed=progress.base_seed,
@@ -170,11 +142,11 @@ def _state_at(
         shards={
             "counts": list(progress.shard_counts),
             "last": progress.last_shard_id,
-            "states": _none_if_all_none(_states_of_shards(loader, progress)),
+            "states": _none_if_all_none(_states_of_shards(options, progress)),
             "before": _none_if_all_none(progress.states_before),
         },
     )
-    _note_sampler(loader, progress, state)
+    _note_sampler(options, progress, state)
     left = progress.left
     if left.missing:
         state["version"] = max(state["version"], _VERSION_WITH_SKIPS)
@@ -188,12 +160,12 @@ def _state_at(
     return state
 
 
-def _note_sampler(loader: LoaderProtocol, progress: Progress, state: dict[str, Any]) -> None:
+def _note_sampler(options: LoaderOptions, progress: Progress, state: dict[str, Any]) -> None:
     """Add the state of the sampler in the middle of an epoch."""
     first = progress.left.first
     if progress.sampler.pull_count == 0 or (first == 0 and progress.samplers_before is not None):
         # Their states at the start of the epoch.
-        samplers = progress.samplers_before or sampler_states(loader)
+        samplers = progress.samplers_before or sampler_states(options)
         if first == 0 or samplers is not None:
             state["samplers"] = samplers
         return
@@ -211,19 +183,21 @@ def _note_sampler(loader: LoaderProtocol, progress: Progress, state: dict[str, A
         state["sampler"]["samples"] = progress.share.samples_before(place.pull_count)
 
 
-def _states_of_shards(loader: LoaderProtocol, progress: Progress) -> list[Any]:
+def _states_of_shards(options: LoaderOptions, progress: Progress) -> list[Any]:
     """Return the states of the shards of an epoch under way; None for shards that start at their
     first batch, or are read again from there."""
     states = progress.shard_states
     counts = progress.shard_counts
-    is_of_map = loader._dataset_kind == DatasetKind.Map
-    if not is_parallel(loader) or has_pool(loader) or not is_stateful(loader.dataset):
+    is_of_map = options.is_map
+    if not options.is_parallel or options.has_pool or not is_stateful(options.dataset):
         return states
     are_unknown = [state is None for state in states]
-    if any(are_unknown) and (progress.begins_in_unknown_state or not _can_repeat(loader, progress)):
+    if any(are_unknown) and (
+        progress.begins_in_unknown_state or not _can_repeat(options, progress)
+    ):
         warn(
             f"state_dict() was called for the first time in the middle of an epoch whose workers "
-            f"had already made batches of {type(loader.dataset).__name__}, so the dataset's state "
+            f"had already made batches of {type(options.dataset).__name__}, so the dataset's state "
             f"at the start of the epoch is unknown: a loader that resumes here starts the epoch "
             f"with the dataset as a new worker has it; call state_dict() once before the first "
             f"iter()",
@@ -236,25 +210,26 @@ def _states_of_shards(loader: LoaderProtocol, progress: Progress) -> list[Any]:
     return states
 
 
-def _can_repeat(loader: LoaderProtocol, progress: Progress) -> bool:
+def _can_repeat(options: LoaderOptions, progress: Progress) -> bool:
     """Return whether a resume knows the batches that a worker made of a map-style dataset."""
-    if loader._dataset_kind != DatasetKind.Map:
+    if not options.is_map:
         return True
     first = progress.left.first
-    return bool(loader.in_order) and (
+    return bool(options.in_order) and (
         progress.sampler.pull_count == 0 or progress.sampler_place().state is None or first == 0
     )
 
 
-def states_at_end(loader: LoaderProtocol, progress: Progress, asks_workers: bool) -> list[Any]:
-    """Return the states of the shards after an epoch, of workers that stay. With ``asks_workers``,
-    request the states that they have not sent."""
+def states_at_end(
+    options: LoaderOptions, progress: Progress, asked: WorkerIterator | None
+) -> list[Any]:
+    """Return the states of the shards after an epoch, of workers that stay. The workers of
+    ``asked`` are asked for states that they have not sent."""
     states = progress.shard_states
     are_known = all(isinstance(state, dict) and "batches" not in state for state in states)
-    may_have_some = loader._dataset_kind == DatasetKind.Iterable or is_stateful(loader.dataset)
-    iterator = getattr(loader, "_iterator", None)
-    if may_have_some and not are_known and asks_workers and iterator is not None:
-        answered = iterator.source.ask_states()
+    may_have_some = options.is_iterable or is_stateful(options.dataset)
+    if may_have_some and not are_known and asked is not None:
+        answered = asked.source.ask_states()
         states = [answered.get(shard_id) for shard_id in range(len(states))]
     return states
 
@@ -266,22 +241,22 @@ def _state_of(dataset: Any) -> Any:
         return StateFailure.of(dataset, error)
 
 
-def _state_of_last_iterator(loader: LoaderProtocol, progress: Progress | None) -> Any:
+def _state_of_last_iterator(options: LoaderOptions, progress: Progress | None) -> Any:
     """Return the state of the dataset's iterator after an epoch in this process. None if it has
     none, if it is the dataset itself, and if no state that it can set outlives it."""
-    if progress is None or is_parallel(loader) or is_seeded_by_batch(loader):
+    if progress is None or options.is_parallel or options.is_seeded_by_batch:
         return None
     of_shard = progress.shard_states[0] or {}
     if isinstance(of_shard, StateFailure):
         return of_shard
-    is_apart = "dataset" in of_shard or not is_stateful(loader.dataset)
+    is_apart = "dataset" in of_shard or not is_stateful(options.dataset)
     return of_shard.get("iterator") if is_apart else None
 
 
-def _generators(loader: LoaderProtocol, snapshot: GeneratorSnapshot) -> dict[str, Any]:
+def _generators(options: LoaderOptions, snapshot: GeneratorSnapshot) -> dict[str, Any]:
     """Return the generators that the stream is drawn from. Each rank has its own global ones."""
     states = _snapshot_to_json(snapshot)
-    if loader.shard_by_rank:
+    if options.shard_by_rank:
         states["globals"] = dict.fromkeys(states["globals"])
     return states
 
@@ -302,7 +277,7 @@ def _raise_failures(state: dict[str, Any]) -> None:
             )
 
 
-def check_state(loader: LoaderProtocol, state: dict[str, Any]) -> None:
+def check_state(options: LoaderOptions, state: dict[str, Any]) -> None:
     """Raise ValueError when this loader cannot continue from ``state``."""
     if "built" not in state and _is_torchdata_state(state):
         raise ValueError(
@@ -323,7 +298,7 @@ def check_state(loader: LoaderProtocol, state: dict[str, Any]) -> None:
             f"the state has version {version!r}, but this penstock supports versions {_VERSION} to "
             f"{_VERSION_OF_SNAPSHOTS}; resume with the version of penstock that saved it"
         )
-    built, now = state["built"], _built(loader)
+    built, now = state["built"], _built(options)
     check_built(built)
     for name in [*built, *(name for name in now if name not in built)]:
         if now.get(name) != built.get(name):
@@ -331,15 +306,15 @@ def check_state(loader: LoaderProtocol, state: dict[str, Any]) -> None:
                 f"the state is of a loader with {name} {built.get(name)!r} and this one has "
                 f"{name} {now.get(name)!r}, so its stream is another; build the loader as it was"
             )
-    check_form(loader, state)
+    check_form(options, state)
     shards = state["shards"]
     if shards is None:
         return
-    process_count = shard_count(loader)
+    process_count = options.shard_count
     for states in (shards["states"], shards.get("before")):
         if states is not None and len(states) != process_count:
             raise ValueError(
-                f"the state contains a state of {type(loader.dataset).__name__} from each of "
+                f"the state contains a state of {type(options.dataset).__name__} from each of "
                 f"{len(states)} processes, but this loader reads it in {process_count}; resume "
                 f"with num_workers={len(states)}"
             )
@@ -370,45 +345,47 @@ def _is_torchdata_state(state: dict[str, Any]) -> bool:
     return any(names <= state.keys() for names in (of_workers, of_one_process))
 
 
-def begin_from(loader: LoaderProtocol, state: dict[str, Any], begin: Callable[[], _T]) -> _T:
+def begin_from(
+    options: LoaderOptions, run: LoaderRun, state: dict[str, Any], begin: Callable[[], _T]
+) -> _T:
     """Call ``begin``, which makes the loader's next iterator, so that it continues from ``state``.
 
     The global generators stay as they are, unless ``state`` is current and between epochs: then
     they are drawn from as by any ``iter()``.
     """
-    check_state(loader, state)
-    if is_same_on_all_ranks(loader):
+    check_state(options, state)
+    if options.is_same_on_all_ranks:
         state = opened(state)
-    loader._epoch_count = state["epoch"]
-    loader._skipped_samples.load(state)
+    run.epoch_count = state["epoch"]
+    run.skipped.load(state)
     if state["_iterator_finished"] and state["base_seed"] is not None:
-        loader._epoch_count += is_seeded_by_batch(loader)
+        run.epoch_count += options.is_seeded_by_batch
         return begin()  # accelerate reached the end before the iterator did
     snapshot = _snapshot_from_json(state["generators"])
     for name, of_sampler in (state.get("samplers") or {}).items():
-        load_between_epochs(getattr(loader, name), of_sampler)  # check_form() has checked it
-    snapshot.restore_own(loader)
+        load_between_epochs(getattr(options, name), of_sampler)  # check_form() has checked it
+    snapshot.restore_own(options)
     parts = {name: state.get(name) for name in ("dataset", "iterator")}
     load_shard_between_epochs(
-        loader.dataset, {name: part for name, part in parts.items() if part is not None}
+        options.dataset, {name: part for name, part in parts.items() if part is not None}
     )
     is_between = _is_between_epochs(state)
     globals_then = _with_current_states(state["generators"]["globals"])
     is_of_now = globals_then == _globals_to_json(generator_states())
     is_replayed = not is_between or not is_of_now
-    progress = loader._resuming = Progress(
+    progress = run.resuming = Progress(
         state["epoch"],
         snapshot,
-        shard_count(loader),
+        options.shard_count,
         is_replayed=is_replayed,
         draws_seed=state["draws_seed"],
-        point=None if is_between else _resume_point(loader, state),
+        point=None if is_between else _resume_point(options, state),
     )
     if state["shards"] is not None and not is_between:
         progress.first_step = state["shards"].get("step", 0)
     if state["shards"] is not None and state["shards"].get("before") is not None:
         progress.states_before = list(state["shards"]["before"])
-    index_sampler = loader._index_sampler
+    index_sampler = options.index_sampler
     if isinstance(index_sampler, RankBatchSampler) and not is_between:
         first_of_sampler = 0
         if state["_index_sampler_state"] is not None:
@@ -426,33 +403,33 @@ def begin_from(loader: LoaderProtocol, state: dict[str, Any], begin: Callable[[]
             index_sampler.begin_at(0, 0)
         raise
     finally:
-        loader._resuming = None
+        run.resuming = None
 
 
-def _keeps_its_seed(loader: LoaderProtocol) -> bool:
+def _keeps_its_seed(options: LoaderOptions, running: WorkerIterator | None) -> bool:
     """Return whether the next ``iter()`` only resets the iterator, which then keeps its base
     seed."""
-    is_there = getattr(loader, "_iterator", None) is not None
-    return bool(loader.persistent_workers) and is_there and not is_seeded_by_batch(loader)
+    is_reset = bool(options.persistent_workers) and running is not None
+    return is_reset and not options.is_seeded_by_batch
 
 
-def _keeps_its_workers(loader: LoaderProtocol) -> bool:
+def _keeps_its_workers(options: LoaderOptions) -> bool:
     """Return whether the next epoch continues with the datasets as the workers have them."""
-    return bool(loader.persistent_workers) and is_parallel(loader) and not has_pool(loader)
+    return bool(options.persistent_workers) and options.is_parallel and not options.has_pool
 
 
-def _carries_its_dataset(loader: LoaderProtocol) -> bool:
+def _carries_its_dataset(options: LoaderOptions) -> bool:
     """Return whether the next epoch continues with the dataset's state in this process."""
-    return not is_parallel(loader) and is_stateful(loader.dataset)
+    return not options.is_parallel and is_stateful(options.dataset)
 
 
 def _is_between_epochs(state: dict[str, Any]) -> bool:
     return state["base_seed"] is None or bool(state["_iterator_finished"])
 
 
-def _resume_point(loader: LoaderProtocol, state: dict[str, Any]) -> ResumePoint:
+def _resume_point(options: LoaderOptions, state: dict[str, Any]) -> ResumePoint:
     shards = state["shards"]
-    is_iterable = loader._dataset_kind == DatasetKind.Iterable
+    is_iterable = options.is_iterable
     counts = shards["counts"]
     if is_iterable and len(counts) == 1:
         counts = [state["_sampler_iter_yielded"]]  # accelerate may have corrected it
@@ -464,7 +441,7 @@ def _resume_point(loader: LoaderProtocol, state: dict[str, Any]) -> ResumePoint:
     }
     last_shard_id = shards["last"]
     if not is_iterable:  # the current processes, of any number, get batches in turn
-        last_shard_id = (state["_sampler_iter_yielded"] - 1) % shard_count(loader)
+        last_shard_id = (state["_sampler_iter_yielded"] - 1) % options.shard_count
     left = _places_left(state)
     of_sampler = state.get("sampler") or {}
     return ResumePoint(
@@ -479,7 +456,7 @@ def _resume_point(loader: LoaderProtocol, state: dict[str, Any]) -> ResumePoint:
             tuple(of_sampler.get("asked", ())),
             of_sampler.get("is_over", False),
         ),
-        {} if is_iterable else _repeated(starts, left.delivered_count, shard_count(loader)),
+        {} if is_iterable else _repeated(starts, left.delivered_count, options.shard_count),
     )
 
 
@@ -508,35 +485,35 @@ def _places_left(state: dict[str, Any]) -> PlacesLeft:
     return PlacesLeft(left["through"], tuple(left["missing"]))
 
 
-def _built(loader: LoaderProtocol) -> dict[str, Any]:
+def _built(options: LoaderOptions) -> dict[str, Any]:
     """Return the inputs that the stream follows from, apart from the dataset's content."""
-    is_map = loader._dataset_kind == DatasetKind.Map
-    is_shared = reads_shards_of_rank(loader)
+    is_map = options.is_map
+    is_shared = options.reads_shards_of_rank
     try:
-        sample_count = len(loader.dataset) if is_map else None
+        sample_count = len(options.dataset) if is_map else None
     except TypeError:
         sample_count = None
     built = {
         "kind": "map" if is_map else "iterable",
-        "batch_size": loader.batch_size,
-        "drop_last": loader.drop_last,
+        "batch_size": options.batch_size,
+        "drop_last": options.drop_last,
         "dataset length": sample_count,
-        "seeding": _seeding(loader),
-        "shards": None if is_map else loader.shards if is_shared else shard_count(loader),
-        "sampler": _sampler_name(loader.sampler) if is_map else None,
-        "batch_sampler": _sampler_name(loader.batch_sampler) if is_map else None,
+        "seeding": _seeding(options),
+        "shards": None if is_map else options.shards if is_shared else options.shard_count,
+        "sampler": _sampler_name(options.sampler) if is_map else None,
+        "batch_sampler": _sampler_name(options.batch_sampler) if is_map else None,
     }
     if is_shared:
         built.update(shared_by_rank=True)
-    elif loader.shard_by_rank:  # the order is the same for any batch size
+    elif options.shard_by_rank:  # the order is the same for any batch size
         built.update(batch_size=None, drop_last=None)
     return built
 
 
-def _seeding(loader: LoaderProtocol) -> str:
-    if is_seeded_by_sample(loader):
+def _seeding(options: LoaderOptions) -> str:
+    if options.is_seeded_by_sample:
         return "sample"
-    return "batch" if is_seeded_by_batch(loader) else "worker"
+    return "batch" if options.is_seeded_by_batch else "worker"
 
 
 def _sampler_name(sampler: Any) -> str | None:

@@ -16,9 +16,10 @@ import time
 import weakref
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+from torch.utils.data import DataLoader
 
 from penstock import _C
 from penstock.compat.iterators import (
@@ -31,22 +32,11 @@ from penstock.compat.storages import open_shared
 from penstock.errors import UnsupportedError
 from penstock.loader.delivery import Delivery, PinDevice
 from penstock.loader.device import names_device, staged_device
-from penstock.loader.loader_protocol import LoaderProtocol
+from penstock.loader.loader_run import LoaderRun, run_of
 from penstock.loader.loader_state import states_at_end
 from penstock.loader.local_source import LocalSource
 from penstock.loader.lookahead import OMITTED, LooksAhead, NoBatch, Taken
-from penstock.loader.options import (
-    drawing_threads,
-    is_seeded_by_batch,
-    is_seeded_by_sample,
-    may_begin_early,
-    own_options,
-    prefetch_depth,
-    prefetch_factor,
-    shard_count,
-    shards_of_rank,
-    skip_limit,
-)
+from penstock.loader.options import LoaderOptions
 from penstock.loader.rank_agreement import steps_of_job
 from penstock.loader.skipped_samples import note_reason
 from penstock.loader.source import GAUGES, NativeThread, Source, StreamOptions
@@ -89,106 +79,110 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
     _workers_are_used = False  # they have made an epoch's batches
     _is_all_here = False  # whether no batch follows _ahead, if ranks agree on steps
 
-    def __init__(self, loader: LoaderProtocol) -> None:
-        self._progress = loader._begin_progress()
-        BaseIterator.__init__(self, cast(Any, loader))
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        options, run = LoaderOptions.of(loader), run_of(loader)
+        self._progress = run.begin_progress(options)
+        BaseIterator.__init__(self, loader)
         if self._progress.point is not None:
             self._base_seed = self._progress.point.base_seed
-        self._undo_seed(loader)
+        self._undo_seed(options)
         self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
         self._owner_pid = os.getpid()
-        self._prefetch_factor = prefetch_factor(loader)
-        self._in_order = loader.in_order
+        self._prefetch_factor = options.prefetch_factor
+        self._in_order = options.in_order
         # Each shard of an iterable dataset keeps its order.
-        self._may_reorder = not loader.in_order and self._dataset_kind == DatasetKind.Map
-        self._settle_num_workers(loader)
+        self._may_reorder = not options.in_order and self._dataset_kind == DatasetKind.Map
+        self._settle_num_workers(options)
         if self._prefetch_factor is None or self._prefetch_factor <= 0:
             raise AssertionError(
                 "prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter"
             )
         operator.index(self._prefetch_factor)  # torch counts with it, too
         self._meter: LoadMeter | None = None
-        self._prefetch_depth = prefetch_depth(loader)
-        self.own_options = own_options(loader)
-        self._draw_warning = loader._draw_warning
-        self._drawing_threads = drawing_threads(loader)
-        self._is_seeded_by_batch = is_seeded_by_batch(loader)
-        self._shard_count = shard_count(loader)
+        self._prefetch_depth = options.prefetch_depth
+        self.own_options = options.kept
+        self._draw_warning = run.draw_warning
+        self._drawing_threads = options.drawing_threads
+        self._is_seeded_by_batch = options.is_seeded_by_batch
+        self._shard_count = options.shard_count
         self._pin_device = (
             PinDevice(self._pin_memory_device, torch.accelerator.current_device_index())
-            if self._pin_memory and not names_device(loader.device)  # which would pin in vain
+            if self._pin_memory and not names_device(options.device)  # which would pin in vain
             else None
         )
-        self._device = staged_device(loader.device)
-        self._asks_while_room = self._is_elastic or loader.prefetch_bytes is not None
-        self._past_counters = loader._past_counters
-        self._work_times = loader._work_times
+        self._device = staged_device(options.device)
+        self._asks_while_room = self._is_elastic or options.prefetch_bytes is not None
+        self._past_counters = run.past_counters
+        self._work_times = run.work_times
         self.watched_loader = weakref.ref(loader)
         self.iter_s: float | None = None
         self.ranks_window: tuple[float, float] | None = None
         self._ahead = deque()
-        self._open_source(loader)
-        loader._live_iterators.add(self)
+        self._open_source(options, run)
+        run.live_iterators.add(self)
         self._reset(loader, first_iter=True)
 
-    def _settle_num_workers(self, loader: LoaderProtocol) -> None:
+    def _settle_num_workers(self, options: LoaderOptions) -> None:
         if self._num_workers <= 0:
             raise AssertionError(
                 "num_workers must be greater than 0 for MultiProcessingDataLoaderIter"
             )
 
-    def _open_source(self, loader: LoaderProtocol) -> None:
+    def _open_source(self, options: LoaderOptions, run: LoaderRun) -> None:
         """Start ``self._num_workers`` workers, and the native part in the trainer."""
-        options = StreamOptions(
+        of_stream = StreamOptions(
             is_iterable=self._dataset_kind == DatasetKind.Iterable,
             is_seeded_by_batch=self._is_seeded_by_batch,
             in_order=bool(self._in_order),
             shard_count=self._shard_count,
             prefetch_depth=self._prefetch_depth,
             asks_while_room=self._asks_while_room,
-            may_begin_early=not self._is_elastic and may_begin_early(loader),
+            may_begin_early=not self._is_elastic and options.may_begin_early,
             has_timeout=self._timeout > 0,
             pins_memory=bool(self._pin_memory),
         )
-        fetch = FetchSpec.of(self, loader.fetch_threads, shards_of_rank(loader), skip_limit(loader))
-        self.source = self._make_source(loader, options, fetch)
+        fetch = FetchSpec.of(
+            self, options.fetch_threads, options.shards_of_rank, options.skip_limit
+        )
+        self.source = self._make_source(options, run, of_stream, fetch)
         self._stream = self.source.stream
         self.watched_by: object = ()
         self._workers = self.source.processes
         self._shutdown = False
 
     def _make_source(
-        self, loader: LoaderProtocol, options: StreamOptions, fetch: FetchSpec
+        self, options: LoaderOptions, run: LoaderRun, of_stream: StreamOptions, fetch: FetchSpec
     ) -> Source:
-        seed = int(self._base_seed)
-        return LocalSource(loader, options, fetch, self._progress, self._num_workers, seed)
+        seed, count = int(self._base_seed), self._num_workers
+        return LocalSource(options, run, of_stream, fetch, self._progress, count, seed)
 
-    def _reset(self, loader: LoaderProtocol, first_iter: bool = False) -> None:
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
+        options, run = LoaderOptions.of(loader), run_of(loader)
         if not first_iter:
             before = self._progress
-            self._progress = loader._begin_progress()
+            self._progress = run.begin_progress(options)
             self._progress.draws_seed = self._is_seeded_by_batch
             if self._workers_are_used and not self._is_elastic:
-                self._note_states_before(loader, before)
+                self._note_states_before(options, before)
         progress = self._progress
-        BaseIterator._reset(self, cast(Any, loader), first_iter)
-        if (begun := loader._begun_order) is not None:
-            self._sampler_iter, loader._begun_order = begun, None
+        BaseIterator._reset(self, loader, first_iter)
+        if (begun := run.begun_order) is not None:
+            self._sampler_iter, run.begun_order = begun, None
         self._note_sampler()
         if progress.point is not None:
             self._num_yielded = progress.point.yielded_count
-        self._meter = loader._load_meter
+        self._meter = run.load_meter
         if self._is_seeded_by_batch:
             if not first_iter:  # as a new iterator would, so that streams are the same
-                self._base_seed = draw_seed(loader.generator)
+                self._base_seed = draw_seed(options.generator)
             self._seeds = EpochSeeds(
-                int(self._base_seed), loader._next_epoch(), is_seeded_by_sample(loader)
+                int(self._base_seed), run.next_epoch(), options.is_seeded_by_sample
             )
         else:
             epoch = 0 if first_iter else self._seeds.epoch + 1
             self._seeds = EpochSeeds(int(self._base_seed), epoch)
         self._workers_are_used = True
-        self.begin_delivery(loader)
+        self.begin_delivery(run)
         if self._may_reorder:
             progress.deliver_in_any_order()
         is_map = self._dataset_kind == DatasetKind.Map
@@ -204,15 +198,15 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         if is_map and self._recipe is None:
             self._resume_sampler()
         progress.begin(int(self._base_seed))
-        self._base_generator = loader.generator
-        self._steps = steps_of_job(loader)
+        self._base_generator = options.generator
+        self._steps = steps_of_job(options, run)
         self._begin_requests()
 
-    def _note_states_before(self, loader: LoaderProtocol, before: Progress) -> None:
+    def _note_states_before(self, options: LoaderOptions, before: Progress) -> None:
         """Record the states before the epoch: the workers stay, with their datasets as the last
         epoch left them."""
         if before.is_finished and before.state_interval is not None:
-            self._progress.states_before = states_at_end(loader, before, asks_workers=True)
+            self._progress.states_before = states_at_end(options, before, self)
         else:
             self._progress.begins_in_unknown_state = True
 
@@ -222,11 +216,11 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         self._past_counters["step_loader_s"] += loading_s  # type: ignore[assignment]
         self._stream.begin_steps()
 
-    def begin_delivery(self, loader: LoaderProtocol) -> None:
+    def begin_delivery(self, run: LoaderRun) -> None:
         """Call before the first batch of an epoch is delivered."""
         self._delivery = Delivery(
             self._pin_device,
-            loader._provenance,
+            run.provenance,
             self._progress.number,
             self._seeds.seed_of_draws(),
             self.source.recaller,

@@ -28,8 +28,8 @@ from penstock.compat.iterators import (
 )
 from penstock.errors import add_note
 from penstock.loader.client_cache import Recaller
-from penstock.loader.loader_protocol import LoaderProtocol
-from penstock.loader.options import any_worker_serves
+from penstock.loader.loader_run import LoaderRun
+from penstock.loader.options import LoaderOptions
 from penstock.loader.process_limits import explain, explain_later_kills, fork_lock, retire_at_forks
 from penstock.loader.source import NativeThread, StreamOptions
 from penstock.pool.job_pickle import find_unpicklable
@@ -59,21 +59,22 @@ class LocalSource:
 
     def __init__(
         self,
-        loader: LoaderProtocol,
-        options: StreamOptions,
+        options: LoaderOptions,
+        run: LoaderRun,
+        of_stream: StreamOptions,
         fetch: FetchSpec,
         progress: Progress,
         worker_count: int,
         base_seed: int,
     ) -> None:
-        self._any_worker = any_worker_serves(loader, worker_count)
-        self._is_iterable = options.is_iterable
+        self._any_worker = options.any_worker_serves(worker_count)
+        self._is_iterable = of_stream.is_iterable
         # One worker may have made all the batches that the trainer has, while another makes one.
-        slab_count = options.prefetch_depth
+        slab_count = of_stream.prefetch_depth
         if self._any_worker:
-            slab_count = min(_SLABS_MAX, _STRETCH * options.prefetch_depth * worker_count)
+            slab_count = min(_SLABS_MAX, _STRETCH * of_stream.prefetch_depth * worker_count)
         self._workers = LocalWorkers(
-            loader.multiprocessing_context or torch.multiprocessing,
+            options.multiprocessing_context or torch.multiprocessing,
             ends_trainer=not self._any_worker,
         )
         self.processes = self._workers.processes
@@ -81,13 +82,13 @@ class LocalSource:
         self._is_active: list[bool] = []  # by worker: it has not ended its part of the epoch
         self._client = _C.Client(
             worker_count=worker_count,
-            shard_count=1 if self._any_worker else options.shard_count,
+            shard_count=1 if self._any_worker else of_stream.shard_count,
             slab_count=slab_count,
             any_worker=self._any_worker,
-            keep_workers=bool(loader.persistent_workers),
-            **options.of_client(loader),
+            keep_workers=bool(options.persistent_workers),
+            **of_stream.of_client(options, run.provenance),
         )
-        self.stream = options.open_stream(self._client)
+        self.stream = of_stream.open_stream(self._client)
         retire_at_forks(self._client)
         self.native_thread = NativeThread()
         self.recaller: Recaller | None = None
@@ -96,25 +97,25 @@ class LocalSource:
             arena_bytes(),
             self._any_worker,
             os.getpid(),
-            options.shard_count,
-            options.is_seeded_by_batch,
+            of_stream.shard_count,
+            of_stream.is_seeded_by_batch,
             progress.starts,
             dict(enumerate(progress.states_before)),
-            options.may_begin_early,
+            of_stream.may_begin_early,
             progress.state_interval,
         )
         self._question = 0  # the last one about states
-        self._timeout_s = float(loader.timeout)  # 0: without a limit
+        self._timeout_s = float(options.timeout)  # 0: without a limit
         self._state_interval = progress.state_interval
         try:
             self._workers.start(
-                worker_count, base_seed, fetch, loader.worker_init_fn, spec, self._client
+                worker_count, base_seed, fetch, options.worker_init_fn, spec, self._client
             )
             self._client.start()  # native threads start after the last fork
         except BaseException:
             self.close()
             raise
-        for message in loader._prefixes.values():
+        for message in run.prefixes.values():
             self.install_prefix(message)
 
     def begin_epoch(self, progress: Progress) -> None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from penstock import _C
 from penstock.compat.iterators import DatasetKind
 from penstock.errors import UnsupportedError
-from penstock.loader.loader_protocol import LoaderProtocol
+from penstock.loader.loader_run import LoaderRun
 from penstock.ranks.steps import Ready
 from penstock.stream.indices import IndexOrder
 
@@ -156,11 +156,12 @@ class LooksAhead:
         return self._num_workers, f"num_workers={self._num_workers}"
 
 
-def look_ahead(loader: LoaderProtocol, iterator: Any, batch_count: int, select: Any) -> list[Any]:
-    """Call ``lookahead()`` of the loader's newest iterator, which is None once it is gone."""
+def look_ahead(run: LoaderRun, batch_count: int, select: Callable[[Any], Any] | None) -> list[Any]:
+    """Call ``lookahead()`` of the loader's newest iterator."""
     check_arguments(batch_count, select)
+    iterator = run.newest
     if iterator is None:
-        if loader._progress is not None and loader._progress.is_finished:
+        if run.progress is not None and run.progress.is_finished:
             return []
         raise ValueError(
             f"lookahead({batch_count}) requires an iterator of this loader in use; call it within "
@@ -169,7 +170,7 @@ def look_ahead(loader: LoaderProtocol, iterator: Any, batch_count: int, select: 
     if not hasattr(iterator, "lookahead"):
         raise UnsupportedError(
             f"lookahead({batch_count}) does not support torch's iterator, which is used here: "
-            f"{loader._fallback_reason}; use another dataset to look ahead"
+            f"{run.fallback_reason}; use another dataset to look ahead"
         )
     found: list[Any] = iterator.lookahead(batch_count, select)
     return found

@@ -10,14 +10,16 @@ import sys
 from types import TracebackType
 from typing import Any, NoReturn
 
+from torch.utils.data import DataLoader
+
 from penstock import _C
 from penstock.compat.iterators import DatasetKind
 from penstock.errors import PenstockError, UnsentBatchError
 from penstock.graph.link import Link
-from penstock.loader.loader_protocol import LoaderProtocol
+from penstock.loader.loader_run import LoaderRun
 from penstock.loader.local_iterator import LocalPoolIter
 from penstock.loader.lookahead import NoBatch, Taken
-from penstock.loader.options import shard_count
+from penstock.loader.options import LoaderOptions
 from penstock.loader.pool_source import PoolSource
 from penstock.loader.source import StreamOptions
 from penstock.loader.variable_pool import pool_remedy
@@ -49,9 +51,10 @@ class PoolIter(LocalPoolIter):
     source: PoolSource
     _is_elastic = True
 
-    def __init__(self, loader: LoaderProtocol) -> None:
-        self._pool_remedy = pool_remedy(loader.pool)
-        if loader.seeding is None and not loader.shard_by_rank:
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        options = LoaderOptions.of(loader)
+        self._pool_remedy = pool_remedy(options.pool)
+        if options.seeding is None and not options.shard_by_rank:
             _report_seeding()
         try:
             super().__init__(loader)
@@ -78,22 +81,23 @@ class PoolIter(LocalPoolIter):
             self.source.may_be_cached = False
             self._shutdown_workers()
 
-    def _settle_num_workers(self, loader: LoaderProtocol) -> None:
-        shards = shard_count(loader)
+    def _settle_num_workers(self, options: LoaderOptions) -> None:
+        shards = options.shard_count
         self._own_worker_count = int(self._num_workers)
         # The number of batches requested ahead follows from the number of workers.
         self._num_workers = 1
         if self._dataset_kind == DatasetKind.Iterable and shards == 1:
             warn(
-                f"{type(loader.dataset).__name__} is read in 1 shard, by one worker of the pool "
+                f"{type(options.dataset).__name__} is read in 1 shard, by one worker of the pool "
                 f"at a time; pass shards=N to DataLoader to let up to N workers read it "
                 f"concurrently",
             )
 
     def _make_source(
-        self, loader: LoaderProtocol, options: StreamOptions, fetch: FetchSpec
+        self, options: LoaderOptions, run: LoaderRun, of_stream: StreamOptions, fetch: FetchSpec
     ) -> PoolSource:
-        return PoolSource(loader, options, fetch, self._own_worker_count, self._pool_remedy)
+        count, remedy = self._own_worker_count, self._pool_remedy
+        return PoolSource(options, run, of_stream, fetch, count, remedy)
 
     def _take(self, ahead_count: int = 0, within_s: float | None = None) -> Taken:
         try:

@@ -28,7 +28,8 @@ from penstock import _C, _pool
 from penstock.errors import PenstockError
 from penstock.loader.client_cache import Recaller
 from penstock.loader.device import gpu_uuid
-from penstock.loader.loader_protocol import LoaderProtocol
+from penstock.loader.loader_run import LoaderRun
+from penstock.loader.options import LoaderOptions
 from penstock.loader.process_limits import check_can_connect, fork_lock, retire_at_forks
 from penstock.loader.source import (
     GAUGES,
@@ -66,8 +67,9 @@ class PoolSource:
 
     def __init__(
         self,
-        loader: LoaderProtocol,
-        options: StreamOptions,
+        options: LoaderOptions,
+        run: LoaderRun,
+        of_stream: StreamOptions,
         fetch: FetchSpec,
         own_worker_count: int,
         pool_remedy: str,
@@ -75,35 +77,35 @@ class PoolSource:
         """Take ``pool_remedy``, part of messages: how a program does without the pool."""
         self.may_be_cached = True  # False while the iterator's last result was an error
         self.is_sound = False  # whether the client may serve another iterator
-        self._is_iterable = options.is_iterable
+        self._is_iterable = of_stream.is_iterable
         self._own_worker_count = own_worker_count
         self._pool_remedy = pool_remedy
-        self._all_apart = loader._workers_apart
+        self._all_apart = run.workers_apart
         self._waiting_since: float | None = None
         self._is_wait_logged = False
         self._prefix_ids: list[bytes] = []
         self._shipment_ids: list[bytes] = []  # one at most
         self.native_thread = NativeThread()
-        self._own = OwnWorkers(loader.multiprocessing_context or torch.multiprocessing)
+        self._own = OwnWorkers(options.multiprocessing_context or torch.multiprocessing)
         self.processes = self._own.processes
-        name = job_name(loader)
+        name = job_name(options)
         job = Job(
             fetch=fetch,
-            init_fn=loader.worker_init_fn,
-            shard_count=options.shard_count,
-            trust_workers=loader.trust_workers,
+            init_fn=options.worker_init_fn,
+            shard_count=of_stream.shard_count,
+            trust_workers=options.trust_workers,
             name=name,
             settings=JobSettings.here(),
         )
-        replicas = loader._replicas
+        replicas = run.replicas
         self._replicas = replicas
         self._feed_watch = None
         if replicas is not None and replicas.feed is not None:
             self._own_worker_count = own_worker_count = 0
             self._feed_watch = FeedWatch(replicas.feed)
-        code = loader._code_packer.packed(loader.code_paths)
-        self._client_cache = loader._client_cache
-        of_client = _client_options(loader, options, name)
+        code = run.code_packer.packed(options.code_paths)
+        self._client_cache = run.client_cache
+        of_client = _client_options(options, run, of_stream, name)
         # A client knows its local workers from its start, so another number needs another client.
         standing = (own_worker_count, of_client)
         cached = None
@@ -112,10 +114,10 @@ class PoolSource:
             self._job_id = _NO_JOB  # another rank has the batches made
             cached = self._client_cache.take((self._job_id, *standing))
         elif not self._client_cache.is_empty:
-            self._job_id = job_id(job, code, loader._pickle_cache)
+            self._job_id = job_id(job, code, run.pickle_cache)
             cached = self._client_cache.take((self._job_id, *standing))
         if cached is None and self._feed_watch is None:
-            self._job_id, blobs = pack_job(job, code, loader._pickle_cache)
+            self._job_id, blobs = pack_job(job, code, run.pickle_cache)
         self._purpose = (self._job_id, *standing)
         try:
             self._own.start(own_worker_count)
@@ -124,8 +126,8 @@ class PoolSource:
         except BaseException:
             self._own.end()
             raise
-        self.stream = options.open_stream(self._client)
-        self.recaller = recaller_of(loader, options, self._client, self.check)
+        self.stream = of_stream.open_stream(self._client)
+        self.recaller = recaller_of(options, of_stream, self._client, self.check)
         self._counted_before = self.stream.counters()
         try:
             if cached is None:
@@ -133,10 +135,10 @@ class PoolSource:
                 while blobs:  # the client copies each
                     self._client.put_blob(*blobs.popitem())
             self._client.use_blobs([self._job_id])
-            for message in loader._prefixes.values():
+            for message in run.prefixes.values():
                 self.install_prefix(message)
-            self.set_shipment(loader._shipment)
-            self.show_plan(loader._plan, loader._plan_changes)
+            self.set_shipment(run.shipment)
+            self.show_plan(run.plan, run.plan_changes)
             if cached is None:
                 self._client.start()  # native threads start after the last fork
             self.is_sound = True
@@ -268,31 +270,36 @@ class PoolSource:
 
 
 def recaller_of(
-    loader: LoaderProtocol, options: StreamOptions, client: _C.PoolClient, check: Callable[[], None]
+    options: LoaderOptions,
+    of_stream: StreamOptions,
+    client: _C.PoolClient,
+    check: Callable[[], None],
 ) -> Recaller | None:
     """Return a recaller for ``client``; None if batches cannot be made again, or if other ranks
     have them, too."""
-    if options.is_iterable or loader.replica_group is not None:
+    if of_stream.is_iterable or options.replica_group is not None:
         return None
     return Recaller(client, check)
 
 
-def _client_options(loader: LoaderProtocol, options: StreamOptions, name: str) -> dict[str, Any]:
+def _client_options(
+    options: LoaderOptions, run: LoaderRun, of_stream: StreamOptions, name: str
+) -> dict[str, Any]:
     return {
-        "controller": loader.pool or "",
-        "key_folder": loader.keys,
+        "controller": options.pool or "",
+        "key_folder": options.keys,
         "job": name,
         "about": f"{socket.gethostname()}, process {os.getpid()}, torch {torch.__version__}, "
         f"{format_numerics()}",
-        "worker_count_max": options.shard_count if options.is_iterable else _WORKERS_OF_USE_MAX,
+        "worker_count_max": of_stream.shard_count if of_stream.is_iterable else _WORKERS_OF_USE_MAX,
         "arena_bytes": arena_bytes(),
-        "is_iterable": options.is_iterable,
-        "trust_workers": loader.trust_workers,
-        "gpu_uuid": gpu_uuid(loader.device),
-        **_rank_in_job(loader),
-        "shard_count": options.shard_count,
-        **options.of_client(loader),
-        **_replica_options(loader._replicas),
+        "is_iterable": of_stream.is_iterable,
+        "trust_workers": options.trust_workers,
+        "gpu_uuid": gpu_uuid(options.device),
+        **_rank_in_job(options),
+        "shard_count": of_stream.shard_count,
+        **of_stream.of_client(options, run.provenance),
+        **_replica_options(run.replicas),
     }
 
 
@@ -311,21 +318,21 @@ def _replica_options(replicas: ReplicaGroup | None) -> dict[str, Any]:
     }
 
 
-def _rank_in_job(loader: LoaderProtocol) -> dict[str, Any]:
+def _rank_in_job(options: LoaderOptions) -> dict[str, Any]:
     """Return the facts by which the controller knows the trainers of one job; empty for a job of
     one process."""
-    rank, world_size = (loader.rank, loader.world_size) if loader.shard_by_rank else (None, None)
+    rank, world_size = (options.rank, options.world_size) if options.shard_by_rank else (None, None)
     place = JobRank.of(rank, world_size)
     if place.world_size == 1:
         return {}
     return {"job_identity": job_identity(), "rank": tuple(place)}
 
 
-def job_name(loader: LoaderProtocol) -> str:
+def job_name(options: LoaderOptions) -> str:
     """Return the name of a job for people: the program and its dataset."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     program = Path(main).name if main else "python"
-    return f"{program}: {type(loader.dataset).__name__}"
+    return f"{program}: {type(options.dataset).__name__}"
 
 
 class OwnWorkers:

@@ -27,10 +27,9 @@ import torch.distributed as dist
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from penstock._version import __version__
-from penstock.compat.iterators import DatasetKind
 from penstock.errors import UnsupportedError
-from penstock.loader.loader_protocol import LoaderProtocol
-from penstock.loader.options import reads_shards_of_rank
+from penstock.loader.loader_run import LoaderRun
+from penstock.loader.options import LoaderOptions
 from penstock.loader.variable_pool import AnnouncedPool
 from penstock.ranks.job_store import (
     check_alike,
@@ -47,13 +46,13 @@ _ROWS_MAX = 1_000  # of a tensor
 _NAME_PARTS = 2  # of a file's path, from its end: the class and the file
 
 
-def compare_ranks(loader: LoaderProtocol, facts: dict[str, Any]) -> None:
+def compare_ranks(options: LoaderOptions, facts: dict[str, Any]) -> None:
     """Raise RankError if another rank's loader reads another order, or if a rank is missing.
 
     The n-th comparison of one rank is with the n-th of the others. Waits for them, for
     ``job_store.WAIT_S_MAX`` at most.
     """
-    job = JobRank(loader.rank, loader.world_size)
+    job = options.job_rank
     stores = stores_of_job() if job.world_size > 1 else []
     if not stores:
         return
@@ -62,118 +61,117 @@ def compare_ranks(loader: LoaderProtocol, facts: dict[str, Any]) -> None:
     store = dist.PrefixStore(f"{prefix}/{number}", store)  # type: ignore[attr-defined]
     store.set(str(job.rank), json.dumps(facts))
     keys = {rank: str(rank) for rank in range(job.world_size)}
-    task = f"start an epoch of its loader with {loader._sharding_words}"
+    task = f"start an epoch of its loader with {options.sharding_words}"
     who = f"rank {job.rank} of {job.world_size}"
     check_alike(
         read_of_ranks(store, keys, who=who, task=task),
         (job.rank, facts),
         whose="the ranks",
-        remedy=f"with {loader._sharding_words}, all ranks share one order, so create the loaders "
+        remedy=f"with {options.sharding_words}, all ranks share one order, so create the loaders "
         f"with the same arguments on all ranks",
     )
 
 
-def facts_of_replica(loader: LoaderProtocol, place: dict[str, Any]) -> dict[str, Any]:
+def facts_of_replica(options: LoaderOptions, place: dict[str, Any]) -> dict[str, Any]:
     """Return the facts that determine the batches of a rank in a replica group."""
-    generator = torch.default_generator if loader.generator is None else loader.generator
     return {
-        "rank of its group": loader.rank,
-        "number of groups": loader.world_size,
-        **_dataset_facts(loader),
-        "sampler": type(loader.sampler).__qualname__,
-        "batch_sampler": type(loader.batch_sampler).__qualname__,
-        "batch_size": loader.batch_size,
-        "on_error": loader.on_error,
-        "max_skipped": loader.max_skipped,
-        "generator state (SHA-256)": _digest(generator),
+        "rank of its group": options.rank,
+        "number of groups": options.world_size,
+        **_dataset_facts(options),
+        "sampler": type(options.sampler).__qualname__,
+        "batch_sampler": type(options.batch_sampler).__qualname__,
+        "batch_size": options.batch_size,
+        "on_error": options.on_error,
+        "max_skipped": options.max_skipped,
+        "generator state (SHA-256)": _digest(options.generator),
         **place,
     }
 
 
-def facts_of(loader: LoaderProtocol, place: dict[str, Any]) -> dict[str, Any]:
+def facts_of(options: LoaderOptions, place: dict[str, Any]) -> dict[str, Any]:
     """Return the facts that determine a loader's order. ``place`` is where its stream continues."""
-    sampler = loader.batch_sampler
+    sampler = options.batch_sampler
     return {
-        "world_size": loader.world_size,
-        **_dataset_facts(loader),
+        "world_size": options.world_size,
+        **_dataset_facts(options),
         "sampler": type(sampler.sampler).__qualname__,
         "samples in an epoch": len(sampler.sampler),
         "samples of a step": sampler.step_size,
         "remainder": sampler.remainder,
-        "generator state (SHA-256)": _digest(loader.generator),
-        "announced pool": str(loader.pool) if isinstance(loader.pool, AnnouncedPool) else None,
+        "generator state (SHA-256)": _digest(options.generator),
+        "announced pool": str(options.pool) if isinstance(options.pool, AnnouncedPool) else None,
         **place,
     }
 
 
-def facts_of_shards(loader: LoaderProtocol, place: dict[str, Any]) -> dict[str, Any]:
+def facts_of_shards(options: LoaderOptions, place: dict[str, Any]) -> dict[str, Any]:
     """Return the facts that determine the batches of shards. ``place`` is where a loader
     continues."""
     return {
-        "world_size": loader.world_size,
-        **_dataset_facts(loader),
-        "shards": loader.shards,
-        "batch_size": loader.batch_size,
-        "drop_last": loader.drop_last,
-        "remainder": loader.remainder,
-        "generator state (SHA-256)": _digest(loader.generator),
-        "announced pool": str(loader.pool) if isinstance(loader.pool, AnnouncedPool) else None,
+        "world_size": options.world_size,
+        **_dataset_facts(options),
+        "shards": options.shards,
+        "batch_size": options.batch_size,
+        "drop_last": options.drop_last,
+        "remainder": options.remainder,
+        "generator state (SHA-256)": _digest(options.generator),
+        "announced pool": str(options.pool) if isinstance(options.pool, AnnouncedPool) else None,
         **place,
     }
 
 
-def check_replicable(loader: LoaderProtocol) -> None:
+def check_replicable(options: LoaderOptions) -> None:
     """Raise ``UnsupportedError`` for a loader whose batches cannot be handed on."""
-    if loader._dataset_kind != DatasetKind.Map:
+    if not options.is_map:
         raise UnsupportedError(
-            f"replica_group={loader.replica_group} requires a map-style dataset, got the "
-            f"IterableDataset {type(loader.dataset).__name__}, whose batches cannot be forwarded "
+            f"replica_group={options.replica_group} requires a map-style dataset, got the "
+            f"IterableDataset {type(options.dataset).__name__}, whose batches cannot be forwarded "
             f"to other ranks because the length of its shards is unknown; leave replica_group out"
         )
 
 
-def is_group_leader(loader: LoaderProtocol) -> bool:
+def is_group_leader(options: LoaderOptions) -> bool:
     """Return whether this rank, as the first of its group, compares its loader with other
     groups."""
-    return loader.replica_group is None or loader.replica_group[0] == JobRank.of(None, None).rank
+    return options.replica_group is None or options.replica_group[0] == JobRank.of(None, None).rank
 
 
-def steps_of_job(loader: LoaderProtocol) -> CommonSteps | None:
+def steps_of_job(options: LoaderOptions, run: LoaderRun) -> CommonSteps | None:
     """Return the common steps for the loader's next iterator; None if its rank ends by itself.
 
     The n-th loader of one rank that asks agrees with the n-th of the others.
     """
-    if not reads_shards_of_rank(loader) or loader.remainder != "drop" or loader.world_size == 1:
+    if not options.reads_shards_of_rank or options.remainder != "drop" or options.world_size == 1:
         return None
-    if loader._step_agreement is None:
+    if run.step_agreement is None:
         stores = stores_of_job()
         if not stores:
             return None
         prefix, store = f"{restart_prefix()}/steps", stores[0]
-        number = store.add(f"{prefix}/loaders of rank {loader.rank}", 1)
-        job = JobRank(loader.rank, loader.world_size)
+        number = store.add(f"{prefix}/loaders of rank {options.rank}", 1)
         connect = partial(connection_of_threads, store)
-        loader._step_agreement = StepAgreement(connect, job, f"{prefix}/{number}")
-    return CommonSteps(loader._step_agreement)
+        run.step_agreement = StepAgreement(connect, options.job_rank, f"{prefix}/{number}")
+    return CommonSteps(run.step_agreement)
 
 
-def _dataset_facts(loader: LoaderProtocol) -> dict[str, Any]:
+def _dataset_facts(options: LoaderOptions) -> dict[str, Any]:
     """Return facts about the dataset, and the software versions. Only a map-style dataset has a
     length and content.
     """
-    dataset = loader.dataset
+    dataset = options.dataset
     facts = {
         "penstock": __version__,
         "torch": torch.__version__,
         "dataset": type(dataset).__qualname__,
     }
-    if loader._dataset_kind != DatasetKind.Map:
+    if not options.is_map:
         return facts
     content = dataset_fingerprint(dataset)
     return {**facts, "dataset length": len(dataset), "dataset fingerprint": content}
 
 
-def _digest(generator: torch.Generator) -> str:
+def _digest(generator: torch.Generator | None) -> str:
+    generator = generator or torch.default_generator
     return hashlib.sha256(generator.get_state().numpy().tobytes()).hexdigest()[:16]
 
 

@@ -17,8 +17,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.loader.loader_protocol import LoaderProtocol
-from penstock.loader.options import shards_of_rank
+from penstock.loader.options import LoaderOptions
 from penstock.ranks.sharding import RankShards
 from penstock.stream.progress import Progress
 
@@ -90,9 +89,9 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return merged
 
 
-def note_rank(loader: LoaderProtocol, state: dict[str, Any], progress: Progress | None) -> None:
-    """Add to a state made by :func:`.make_state` the numbers of the job's shards that it covers."""
-    of_rank = shards_of_rank(loader)
+def note_rank(options: LoaderOptions, state: dict[str, Any], progress: Progress | None) -> None:
+    """Add to a state the numbers of the job's shards that it covers."""
+    of_rank = options.shards_of_rank
     if of_rank is None:
         return
     step = progress.step if progress else 0
@@ -104,14 +103,14 @@ def note_rank(loader: LoaderProtocol, state: dict[str, Any], progress: Progress 
             rank=of_rank.rank,
             world_size=of_rank.world_size,
             step=step,
-            ends_alone=loader.remainder == "uneven",
+            ends_alone=options.remainder == "uneven",
         )
 
 
-def part_of_rank(loader: LoaderProtocol, state: dict[str, Any]) -> dict[str, Any]:
+def part_of_rank(options: LoaderOptions, state: dict[str, Any]) -> dict[str, Any]:
     """Return the part of the job's state for this rank's shards. Raises ValueError if the state
     lacks it. Another kind of state is returned unchanged, for later checks."""
-    of_rank = shards_of_rank(loader)
+    of_rank = options.shards_of_rank
     shards = state.get("shards")
     if of_rank is None or not isinstance(shards, Mapping):
         return state

@@ -15,8 +15,7 @@ from typing import Any
 from torch.utils.data import DistributedSampler
 
 from penstock.errors import add_note
-from penstock.loader.loader_protocol import LoaderProtocol
-from penstock.loader.options import skip_limit
+from penstock.loader.options import LoaderOptions
 from penstock.worker.partial_batch import SkipReport
 
 logger = logging.getLogger(__name__)
@@ -143,6 +142,16 @@ class EpochSkips:
         self._epoch: int | None = None  # until its first batch is delivered
         self._times = self._omitted_count = 0
 
+    @staticmethod
+    def of(options: LoaderOptions, skipped: SkippedSamples) -> EpochSkips | None:
+        """Return the account of an epoch that begins; None if errors of samples are raised."""
+        max_skipped = options.skip_limit
+        if max_skipped is None:
+            return None
+        samplers = (options.sampler, getattr(options.batch_sampler, "sampler", None))
+        is_of_rank = any(isinstance(one, DistributedSampler) for one in samplers)
+        return EpochSkips(skipped, max_skipped, options.shard_by_rank or is_of_rank)
+
     @property
     def is_begun(self) -> bool:
         """Return whether the epoch is under way."""
@@ -199,13 +208,3 @@ def note_reason(error: Exception, reason: str) -> None:
     exceptions have no notes."""
     add_note(error, reason)
     logger.warning("penstock: %s", reason)
-
-
-def epoch_skips(loader: LoaderProtocol) -> EpochSkips | None:
-    """Return the account of an epoch that begins; None if errors of samples are raised."""
-    max_skipped = skip_limit(loader)
-    if max_skipped is None:
-        return None
-    samplers = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
-    is_of_rank = any(isinstance(one, DistributedSampler) for one in samplers)
-    return EpochSkips(loader._skipped_samples, max_skipped, loader.shard_by_rank or is_of_rank)

@@ -15,8 +15,9 @@ from penstock import _C
 from penstock.compat.devices import module_in_use
 from penstock.loader.client_cache import Recaller
 from penstock.loader.device import names_device, staged_device
-from penstock.loader.loader_protocol import LoaderProtocol
+from penstock.loader.options import LoaderOptions
 from penstock.stream.progress import Progress
+from penstock.tracking.batch_origin import ProvenanceTable
 
 if TYPE_CHECKING:
     from penstock.graph.plan import Plan
@@ -97,17 +98,19 @@ class StreamOptions:
     has_timeout: bool
     pins_memory: bool
 
-    def of_client(self, loader: LoaderProtocol) -> dict[str, Any]:
+    def of_client(
+        self, options: LoaderOptions, provenance: ProvenanceTable | None
+    ) -> dict[str, Any]:
         """Return the options that the clients of local workers and of a pool have in common."""
-        device = staged_device(loader.device)
+        device = staged_device(options.device)
         return {
             "prefetch_factor": self.prefetch_depth,
-            "prefetch_bytes": loader.prefetch_bytes or 0,
+            "prefetch_bytes": options.prefetch_bytes or 0,
             "in_order": self.in_order,
             "keep_indices": self.has_timeout,  # to name the awaited batch
-            "pin_memory": self.pins_memory and not names_device(loader.device),
+            "pin_memory": self.pins_memory and not names_device(options.device),
             "device": None if device is None else str(device),
-            "ahead": _ahead_of(loader) if device is None else None,
+            "ahead": _ahead_of(provenance) if device is None else None,
         }
 
     def open_stream(self, client: _C.Client) -> _C.Stream:
@@ -120,12 +123,12 @@ class StreamOptions:
         )
 
 
-def _ahead_of(loader: LoaderProtocol) -> _C.AheadWishes | None:
+def _ahead_of(provenance: ProvenanceTable | None) -> _C.AheadWishes | None:
     """Return the wishes for copies ahead to a device: for the loader's offloaded models in a
     process that uses a device, and with device="auto"."""
-    if loader._provenance is None:
+    if provenance is None:
         return None
-    placements = loader._provenance.placements
+    placements = provenance.placements
     return placements.wishes if placements.follows_leaves or module_in_use() is not None else None
 
 

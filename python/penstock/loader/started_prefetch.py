@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import IterDataPipe, MapDataPipe
+from torch.utils.data import DataLoader
 
 from penstock.compat.iterators import BaseIterator
 from penstock.errors import UnsupportedError
-from penstock.loader.loader_protocol import LoaderProtocol
-from penstock.loader.options import is_parallel, own_options, shard_count
+from penstock.loader.loader_run import RunSnapshot, run_of
+from penstock.loader.loader_state import state_of_now
+from penstock.loader.options import LoaderOptions
 from penstock.stream.batch_seeds import generator_states, have_moved
 from penstock.stream.progress import (
     GeneratorSnapshot,
@@ -52,21 +53,35 @@ class _LoaderSnapshot:
     """Loader before ``start_prefetch()``."""
 
     state: dict[str, Any] | RuntimeError  # or the error, if an object has no state to return
-    loaded_state: dict[str, Any] | None
-    progress: Progress | None
-    epoch_count: int
-    snapshot: GeneratorSnapshot
+    run: RunSnapshot
     of_samplers: dict[str, Any]  # the states of samplers that have one
     workers_stay: tuple[Any, Any] | None  # the account and the seeds of an iterator that continues
+
+    @staticmethod
+    def take(loader: DataLoader[Any]) -> _LoaderSnapshot:
+        options, run = LoaderOptions.of(loader), run_of(loader)
+        running: Any = getattr(loader, "_iterator", None)
+        goes_on = running is not None and running.own_options == options.kept
+        state: dict[str, Any] | RuntimeError
+        try:
+            state = state_of_now(options, run, running, asks_workers=run.wants_states)
+        except RuntimeError as error:
+            state = error
+        return _LoaderSnapshot(
+            state=state,
+            run=RunSnapshot.take(run, options),
+            of_samplers=sampler_states(options) or {},
+            workers_stay=(running._progress, running._seeds) if goes_on else None,
+        )
 
 
 class StartedPrefetch:
     """Iterator that waits for the program's ``iter()``. Confined to the trainer's thread."""
 
-    def __init__(self, loader: LoaderProtocol, begin: _Begin) -> None:
+    def __init__(self, loader: DataLoader[Any], begin: _Begin) -> None:
         """Call ``begin``, which makes the loader's next iterator."""
         check_can_start(loader)
-        self._before = _before(loader)
+        self._before = _LoaderSnapshot.take(loader)
         iterator: Any = begin()
         self.iterator = iterator
         self._globals_after = generator_states()
@@ -85,15 +100,15 @@ class StartedPrefetch:
     @property
     def is_fresh(self) -> bool:
         """Return whether it starts without a loaded state."""
-        return self._before.loaded_state is None
+        return self._before.run.loaded_state is None
 
-    def is_reusable(self, loader: LoaderProtocol) -> bool:
+    def is_reusable(self, loader: DataLoader[Any]) -> bool:
         """Return whether another iterator would give the same batches now, in the same way."""
         return (
             self.iterator._owner_pid == os.getpid()  # a forked child has none of the workers
             and not self.iterator._shutdown
             and self.iterator._progress.answered_count == self._answered_count
-            and self.iterator.own_options == own_options(loader)
+            and self.iterator.own_options == LoaderOptions.of(loader).kept
             and _are_same(self._inputs, self._inputs_now(loader))
             and all(
                 name in self._own_after and torch.equal(state, self._own_after[name])
@@ -101,7 +116,7 @@ class StartedPrefetch:
             )
         )
 
-    def drop(self, loader: LoaderProtocol) -> bool:
+    def drop(self, loader: DataLoader[Any]) -> bool:
         """End the iterator, and restore the loader's earlier state. Returns whether the global
         generators are restored, too: if the program drew from them meanwhile, they stay.
 
@@ -114,38 +129,36 @@ class StartedPrefetch:
             self.iterator._shutdown_workers()
             loader._iterator = None
         if not were_moved:
-            before.snapshot.restore_globals()
+            before.run.generators.restore_globals()
         for name, generator in own_generators(loader).items():
             after = self._own_after.get(name)
             if after is not None and torch.equal(generator.get_state(), after):
-                generator.set_state(before.snapshot.of_own[name])
-        if before.loaded_state is None:
+                generator.set_state(before.run.generators.of_own[name])
+        if before.run.loaded_state is None:
             inputs = self._inputs_now(loader)
             for name, state in before.of_samplers.items():
                 is_same = _are_same(_with_name(self._inputs, name), _with_name(inputs, name))
                 if is_same and not isinstance(state, StateFailure):
                     load_between_epochs(getattr(loader, name), state)
-        loader._loaded_state = before.loaded_state
-        loader._progress = before.progress
-        loader._epoch_count = before.epoch_count
+        before.run.restore(run_of(loader))
         return not were_moved
 
-    def restart(self, loader: LoaderProtocol, begin: _Begin) -> BaseIterator:
+    def restart(self, loader: DataLoader[Any], begin: _Begin) -> BaseIterator:
         """Drop the iterator and make another, which repeats the draws of this one."""
-        if self.drop(loader) or loader._loaded_state is not None:
+        run = run_of(loader)
+        if self.drop(loader) or run.loaded_state is not None:
             return begin()  # a state has the generators that it starts with
-        of_now = GeneratorSnapshot.take(loader)
-        snapshot = GeneratorSnapshot(self._before.snapshot.of_globals, of_now.of_own)
-        loader._resuming = Progress(
-            loader._epoch_count, snapshot, shard_count(loader), is_replayed=True
-        )
+        options = LoaderOptions.of(loader)
+        of_now = GeneratorSnapshot.take(options)
+        snapshot = GeneratorSnapshot(self._before.run.generators.of_globals, of_now.of_own)
+        run.resuming = Progress(run.epoch_count, snapshot, options.shard_count, is_replayed=True)
         try:
             with GeneratorsReplayed(snapshot):
                 return begin()
         finally:
-            loader._resuming = None
+            run.resuming = None
 
-    def _inputs_now(self, loader: LoaderProtocol) -> dict[str, Any]:
+    def _inputs_now(self, loader: DataLoader[Any]) -> dict[str, Any]:
         """Return the batches' inputs that the program may have changed. Of samplers and of the
         dataset, these are the attributes that are numbers or texts, such as an epoch."""
         if self._before.workers_stay is not None:  # they keep everything but the order unchanged
@@ -155,22 +168,23 @@ class StartedPrefetch:
         return {**assigned, **_plain_attributes(holders)}
 
 
-def check_can_start(loader: LoaderProtocol) -> None:
+def check_can_start(loader: DataLoader[Any]) -> None:
     """Raise UnsupportedError if no batch can be made ahead, and ValueError in the middle of an
     epoch.
     """
-    if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
+    options = LoaderOptions.of(loader)
+    if options.is_datapipe:
         raise UnsupportedError(
             "start_prefetch() does not support datapipes, which torch's iterator reads; use a "
             "map-style or an iterable dataset, or leave the call out"
         )
-    if not is_parallel(loader):
+    if not options.is_parallel:
         raise UnsupportedError(
             "start_prefetch() requires workers or a pool, got num_workers=0 and no pool, with "
             "which each batch is made when next() is called; use num_workers=1 or more, or leave "
             "the call out"
         )
-    newest = None if loader._newest_iterator is None else loader._newest_iterator()
+    newest: Any = run_of(loader).newest
     if newest is None or newest is getattr(loader, "_iterator", None):
         return
     if not newest._progress.is_finished and not getattr(newest, "_shutdown", False):
@@ -181,30 +195,11 @@ def check_can_start(loader: LoaderProtocol) -> None:
         )
 
 
-def _before(loader: LoaderProtocol) -> _LoaderSnapshot:
-    running: Any = getattr(loader, "_iterator", None)
-    goes_on = running is not None and running.own_options == own_options(loader)
-    state: dict[str, Any] | RuntimeError
-    try:
-        state = loader._state_of_now(asks_workers=loader._wants_states)
-    except RuntimeError as error:
-        state = error
-    return _LoaderSnapshot(
-        state=state,
-        loaded_state=loader._loaded_state,
-        progress=loader._progress,
-        epoch_count=loader._epoch_count,
-        snapshot=GeneratorSnapshot.take(loader),
-        of_samplers=sampler_states(loader) or {},
-        workers_stay=(running._progress, running._seeds) if goes_on else None,
-    )
-
-
-def _own_states(loader: LoaderProtocol) -> dict[str, torch.Tensor]:
+def _own_states(loader: DataLoader[Any]) -> dict[str, torch.Tensor]:
     return {name: one.get_state() for name, one in own_generators(loader).items()}
 
 
-def _samplers(loader: LoaderProtocol) -> dict[str, Any]:
+def _samplers(loader: DataLoader[Any]) -> dict[str, Any]:
     batch_sampler = loader.batch_sampler
     return {
         "sampler": loader.sampler,

@@ -16,9 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from penstock.compat.iterators import DatasetKind
-from penstock.loader.loader_protocol import LoaderProtocol
-from penstock.loader.options import shard_count
+from penstock.loader.options import LoaderOptions
 from penstock.loader.rank_states import opened
 from penstock.ranks.sharding import RankBatchSampler
 from penstock.stream.indices import recognise_sampler
@@ -82,10 +80,10 @@ class Part:
         return [self[place] for place in range(len(self.value))]
 
 
-def check_form(loader: LoaderProtocol, state: Mapping[str, Any]) -> None:
+def check_form(options: LoaderOptions, state: Mapping[str, Any]) -> None:
     """Raise ValueError, which names the place, if ``state`` does not have the form of this loader's
     states."""
-    if loader.shard_by_rank and loader._dataset_kind == DatasetKind.Map:
+    if options.is_same_on_all_ranks:
         state = opened(dict(state))
     whole = Part(state)
     whole.dictionary("base_seed", "dataset", "generators", "shards", "_index_sampler_state")
@@ -98,21 +96,21 @@ def check_form(loader: LoaderProtocol, state: Mapping[str, Any]) -> None:
         whole["base_seed"].integer(-_SEED_MAX, _SEED_MAX - 1)
     if whole["samples"].value is not None:
         whole["samples"].integer()
-    _check_generators(loader, whole["generators"])
-    _check_shards(loader, whole["shards"])
+    _check_generators(options, whole["generators"])
+    _check_shards(options, whole["shards"])
     first = _check_left(whole["left"], answered_count)
-    _check_sampler(loader, whole, first)
-    _check_of_dataset(loader, whole)
+    _check_sampler(options, whole, first)
+    _check_of_dataset(options, whole)
     _check_skipped(whole["skipped"])
     is_between = whole["base_seed"].value is None or whole["_iterator_finished"].value
     if is_between:
         return
     if whole["shards"].value is None:
         whole["shards"].expect("a dictionary")
-    if isinstance(loader._index_sampler, RankBatchSampler):
+    if isinstance(options.index_sampler, RankBatchSampler):
         whole["samples"].integer()
-    if loader._dataset_kind == DatasetKind.Map:
-        recipe = recognise_sampler(loader._index_sampler)
+    if options.is_map:
+        recipe = recognise_sampler(options.index_sampler)
         if recipe is not None and recipe.share is None:
             whole["_sampler_iter_yielded"].integer(0, recipe.batch_count)
 
@@ -141,12 +139,12 @@ def _check_left(left: Part, answered_count: int) -> int:
     return places[0].integer() if places else through
 
 
-def _check_shards(loader: LoaderProtocol, shards: Part) -> None:
+def _check_shards(options: LoaderOptions, shards: Part) -> None:
     if shards.value is None:
         return
     shards.dictionary("counts", "last", "states")
-    process_count = shard_count(loader)
-    is_iterable = loader._dataset_kind == DatasetKind.Iterable
+    process_count = options.shard_count
+    is_iterable = options.is_iterable
     counts = shards["counts"].sequence()
     for part in counts:
         part.integer()
@@ -163,10 +161,10 @@ def _check_shards(loader: LoaderProtocol, shards: Part) -> None:
             shards["counts"].expect(f"a list of {len(states)}")
         for place, part in enumerate(states):
             count = counts[place].value if name == "states" and place < len(counts) else 0
-            _check_shard(loader, part, count)
+            _check_shard(options, part, count)
 
 
-def _check_shard(loader: LoaderProtocol, shard: Part, batch_count: int) -> None:
+def _check_shard(options: LoaderOptions, shard: Part, batch_count: int) -> None:
     if shard.value is None:
         return
     if not isinstance(shard.value, Mapping):
@@ -176,20 +174,20 @@ def _check_shard(loader: LoaderProtocol, shard: Part, batch_count: int) -> None:
         shard["ended"].boolean()
     if "batches" in shard.value:
         shard["batches"].integer(0, batch_count)
-    if "dataset" in shard.value and not is_stateful(loader.dataset):
-        shard["dataset"].expect(f"left out, since {_type_of(loader.dataset)} takes no state")
-    if "iterator" in shard.value and loader._dataset_kind != DatasetKind.Iterable:
-        shard["iterator"].expect(f"left out, since {_type_of(loader.dataset)} is not iterated")
+    if "dataset" in shard.value and not is_stateful(options.dataset):
+        shard["dataset"].expect(f"left out, since {_type_of(options.dataset)} takes no state")
+    if "iterator" in shard.value and not options.is_iterable:
+        shard["iterator"].expect(f"left out, since {_type_of(options.dataset)} is not iterated")
 
 
-def _check_sampler(loader: LoaderProtocol, whole: Part, first: int) -> None:
+def _check_sampler(options: LoaderOptions, whole: Part, first: int) -> None:
     samplers = whole["samplers"]
     if samplers.value is not None:
         samplers.dictionary()
         for name in samplers.value:
             if name not in SAMPLERS:
                 samplers.expect(f"a dictionary with only the keys {', '.join(SAMPLERS)}")
-            _check_takes(samplers[name], getattr(loader, name))
+            _check_takes(samplers[name], getattr(options, name))
     state = whole["_index_sampler_state"]
     of_place = whole["sampler"]
     if state.value is None:
@@ -198,7 +196,7 @@ def _check_sampler(loader: LoaderProtocol, whole: Part, first: int) -> None:
         return
     state.dictionary("samples_yielded", may_lack=("index_sampler", "sampler", "iterator"))
     state["samples_yielded"].integer()
-    index_sampler = loader._index_sampler
+    index_sampler = options.index_sampler
     parts = {"index_sampler": index_sampler, "sampler": getattr(index_sampler, "sampler", None)}
     for name, part in parts.items():
         if name in state.value:
@@ -233,11 +231,11 @@ def _check_skipped(skipped: Part) -> None:
             sample[name].integer()
 
 
-def _check_of_dataset(loader: LoaderProtocol, whole: Part) -> None:
+def _check_of_dataset(options: LoaderOptions, whole: Part) -> None:
     if whole["dataset"].value is not None:
-        _check_takes(whole["dataset"], loader.dataset)
-    if whole["iterator"].value is not None and loader._dataset_kind != DatasetKind.Iterable:
-        whole["iterator"].expect(f"left out, since {_type_of(loader.dataset)} is not iterated")
+        _check_takes(whole["dataset"], options.dataset)
+    if whole["iterator"].value is not None and not options.is_iterable:
+        whole["iterator"].expect(f"left out, since {_type_of(options.dataset)} is not iterated")
 
 
 def _check_takes(part: Part, thing: Any) -> None:
@@ -245,7 +243,7 @@ def _check_takes(part: Part, thing: Any) -> None:
         part.expect(f"left out, since {_type_of(thing)} takes no state")
 
 
-def _check_generators(loader: LoaderProtocol, generators: Part) -> None:
+def _check_generators(options: LoaderOptions, generators: Part) -> None:
     generators.dictionary("globals", "own")
     of_globals = generators["globals"]
     of_globals.dictionary("torch", "random", "numpy")
@@ -256,7 +254,7 @@ def _check_generators(loader: LoaderProtocol, generators: Part) -> None:
     if of_globals["numpy"].value is not None:
         _check_of_numpy(of_globals["numpy"])
     generators["own"].dictionary()
-    mine = own_generators(loader)
+    mine = own_generators(options)
     for name in generators["own"].value:
         part = generators["own"][name]
         scratch = torch.Generator(device=mine[name].device) if name in mine else None

@@ -16,6 +16,8 @@ from typing import Any
 from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
 
 from penstock import _C
+from penstock.loader.loader_run import LoaderRun
+from penstock.loader.options import LoaderOptions
 from penstock.loader.step_times import PARTS, WAITING_PARTS, SlowSample, StepTimes, WorkerTimes
 from penstock.ranks.steps import EpochEnd
 from penstock.tuning.advice import advise
@@ -259,13 +261,11 @@ class LoaderReport:
         return json.dumps(record)
 
 
-def make_report(loader: Any, stats: LoaderStats, epochs: int, iter_s: float) -> LoaderReport:
-    """Return the report of a loader that has started ``epochs`` epochs, in ``iter()`` calls that
-    took ``iter_s``.
-    """
+def make_report(options: LoaderOptions, run: LoaderRun, stats: LoaderStats) -> LoaderReport:
+    """Return the report of a loader."""
     advice = None
     if stats.ledger.steps >= _STEPS_MIN:
-        advice = advise(_observation(loader, stats, epochs, iter_s))
+        advice = advise(_observation(options, run, stats))
     return LoaderReport(
         iterator=stats.iterator,
         ledger=stats.ledger,
@@ -276,47 +276,48 @@ def make_report(loader: Any, stats: LoaderStats, epochs: int, iter_s: float) -> 
     )
 
 
-def facts_of(loader: Any) -> dict[str, Any]:
+def facts_of(options: LoaderOptions, run: LoaderRun) -> dict[str, Any]:
     """Return the fields of an Observation that follow from the options of a loader."""
-    values = {name: getattr(loader, name) for name in _SETTINGS}
-    values["num_workers"] = int(loader.num_workers)
-    values["offload"] = loader.plan is not None
+    values = {name: getattr(options, name) for name in _SETTINGS}
+    values["num_workers"] = int(options.num_workers)
+    values["offload"] = run.plan is not None
     return {
         "settings": LoaderSettings.of(values),
-        "batch_samples": _batch_samples(loader),
-        "takes_threads": _takes_threads(loader),
-        "order_of_workers": _is_order_of_workers(loader),
-        "has_pool": loader.pool is not None,
+        "batch_samples": _batch_samples(options),
+        "takes_threads": _takes_threads(options),
+        "order_of_workers": _is_order_of_workers(options),
+        "has_pool": options.pool is not None,
     }
 
 
-def _batch_samples(loader: Any) -> int:
+def _batch_samples(options: LoaderOptions) -> int:
     """Return the samples of a batch; 1 if the dataset makes whole batches, or if it is unknown."""
-    samples = loader.batch_size
+    samples = options.batch_size
     if samples is None:
-        samples = getattr(loader.batch_sampler, "batch_size", None)
+        samples = getattr(options.batch_sampler, "batch_size", None)
     return samples if isinstance(samples, int) and samples > 0 else 1
 
 
-def _takes_threads(loader: Any) -> bool:
+def _takes_threads(options: LoaderOptions) -> bool:
     """Return whether ``fetch_threads`` may be more than 1 and would help."""
-    dataset = loader.dataset
+    dataset = options.dataset
     if isinstance(dataset, (IterableDataset, IterDataPipe, MapDataPipe)):
         return False
-    return loader.batch_sampler is not None and not fetches_whole_batches(dataset)
+    return options.batch_sampler is not None and not fetches_whole_batches(dataset)
 
 
-def _is_order_of_workers(loader: Any) -> bool:
+def _is_order_of_workers(options: LoaderOptions) -> bool:
     """Return whether another number of workers gives other batches, apart from their random
     numbers."""
-    if not isinstance(loader.dataset, IterableDataset):
+    if not isinstance(options.dataset, IterableDataset):
         return False
-    return loader.seeding is None or loader.shards is None
+    return options.seeding is None or options.shards is None
 
 
-def _observation(loader: Any, stats: LoaderStats, epochs: int, iter_s: float) -> Observation:
-    facts, ledger = facts_of(loader), stats.ledger
+def _observation(options: LoaderOptions, run: LoaderRun, stats: LoaderStats) -> Observation:
+    facts, ledger = facts_of(options, run), stats.ledger
     settings: LoaderSettings = facts["settings"]
+    epochs, iter_s = run.iter_count, run.iter_s
     steps = ledger.steps
     waiting = {name: float(getattr(ledger, name)) / steps for name in WAITING_PARTS}
     loader_s = max(0.0, ledger.loader_s - iter_s) / steps
@@ -324,13 +325,13 @@ def _observation(loader: Any, stats: LoaderStats, epochs: int, iter_s: float) ->
     start_s = iter_s / max(1, epochs) if settings.num_workers > 0 else 0.0
     making = _making(stats)
     at_once = max(1, settings.num_workers)
-    is_local = settings.num_workers > 0 and loader.pool is None
+    is_local = settings.num_workers > 0 and options.pool is None
     busy_share = sum(making.values()) / at_once / max(step_s, 1e-12)
     if is_local and not settings.persistent_workers and busy_share < _BUSY_SHARE:
         started_s, waiting["worker_s"] = waiting["worker_s"], 0.0
         start_s += started_s * steps / max(1, epochs)
         step_s -= started_s
-    worker_cpu_s, delay_s = _worker_cpu(loader) if is_local else (None, 0.0)
+    worker_cpu_s, delay_s = _worker_cpu(run) if is_local else (None, 0.0)
     return Observation(
         **facts,
         steps=steps,
@@ -358,8 +359,8 @@ def _observation(loader: Any, stats: LoaderStats, epochs: int, iter_s: float) ->
             for one in stats.slow_samples
             if one.place is not None
         ),
-        pool_workers=len(stats.workers) if loader.pool is not None else 0,
-        is_offloaded=loader.plan is not None,
+        pool_workers=len(stats.workers) if options.pool is not None else 0,
+        is_offloaded=run.plan is not None,
     )
 
 
@@ -371,13 +372,13 @@ def _making(stats: LoaderStats) -> dict[str, float]:
     return {name: getattr(stats.ledger, name) / stats.ledger.steps for name in names}
 
 
-def _worker_cpu(loader: Any) -> tuple[float | None, float]:
+def _worker_cpu(run: LoaderRun) -> tuple[float | None, float]:
     """Return the seconds per batch that running workers are on a CPU, and wait for one; None if no
     worker runs."""
-    for iterator in list(loader._live_iterators):
+    for iterator in list(run.live_iterators):
         counters = iterator.counters()
         made = counters.get("batches", 0) + counters.get("ready", 0)
-        times = process_times([worker.pid for worker in iterator._workers])
+        times = process_times([worker.pid for worker in iterator.source.processes])
         if made >= _STEPS_MIN and times is not None and times.on_cpu_s > 0:
             return times.on_cpu_s / int(made), times.delay_s / int(made)
     return None, 0.0

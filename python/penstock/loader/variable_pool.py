@@ -23,15 +23,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
+from torch.utils.data import DataLoader
 
-from penstock.compat.iterators import BaseIterator, DatasetKind
+from penstock.compat.iterators import BaseIterator
 from penstock.errors import RankError, UnsentBatchError
-from penstock.loader.grouped_arguments import is_address
-from penstock.loader.loader_protocol import LoaderProtocol
-from penstock.loader.options import Obstacle, is_seeded_by_batch, obstacle_to_pool
+from penstock.loader.grouped_arguments import is_address, pool_in_use
+from penstock.loader.loader_run import RunSnapshot, run_of
+from penstock.loader.options import LoaderOptions
+from penstock.loader.options_check import Obstacle, obstacle_to_pool
 from penstock.program_line import warn
 from penstock.ranks.job_store import key_prefix, stores_of_job
-from penstock.stream.progress import GeneratorSnapshot
 from penstock.stream.shard_state import is_stateful
 from penstock.worker.fetching import FetchSpec
 
@@ -109,7 +110,7 @@ def named_pool(pool: str | None) -> str | None:
     return None if isinstance(pool, VariablePool) else pool or None
 
 
-def use_variable(loader: LoaderProtocol, pool: str | None) -> None:
+def use_variable(loader: DataLoader[Any], pool: str | None) -> None:
     """Give ``loader``, which was constructed with ``pool``, the variable's pool, or warn.
 
     The constructor calls it. Raises ValueError when the variable holds no address.
@@ -119,131 +120,136 @@ def use_variable(loader: LoaderProtocol, pool: str | None) -> None:
     address = pool or _pool_of_variable() or _pool_of_job()
     if not address:
         return
-    obstacle = _obstacle_of_program(loader) or obstacle_to_pool(loader)
+    options = LoaderOptions.of(loader)
+    obstacle = _obstacle_of_program(options) or obstacle_to_pool(options)
     if obstacle is None:
         loader.pool = address
     else:
-        _warn(loader, address, obstacle)
+        _warn(options, address, obstacle)
 
 
-def drop_pool_if_unsendable(loader: LoaderProtocol) -> None:
+def drop_pool_if_unsendable(loader: DataLoader[Any]) -> None:
     """Take the variable's pool from a loader whose dataset cannot be sent to it, and warn.
 
     For a state before the first ``iter()``, which belongs to one stream or the other: pickles the
     dataset once, without keeping the result.
     """
-    if not isinstance(loader.pool, VariablePool) or loader._is_known_sendable:
+    address, run = pool_in_use(loader).address, run_of(loader)
+    if not isinstance(address, VariablePool) or run.is_known_sendable:
         return
+    options = LoaderOptions.of(loader)
     try:
         from penstock.pool.pool_job import check_can_be_sent  # loaded if a pool is used
 
         spec = FetchSpec(
-            loader._dataset_kind,
-            loader.dataset,
-            loader._auto_collation,
-            loader.collate_fn,
-            loader.drop_last,
-            loader.fetch_threads,
+            options.dataset_kind,
+            options.dataset,
+            options.auto_collation,
+            options.collate_fn,
+            options.drop_last,
+            options.fetch_threads,
         )
-        check_can_be_sent(spec, loader.worker_init_fn)
+        check_can_be_sent(spec, options.worker_init_fn)
     except pickle.PicklingError as error:
-        _drop_pool(loader, error)
+        _drop_pool(loader, _obstacle_of(error, address))
     else:
-        loader._is_known_sendable = True
+        run.is_known_sendable = True
 
 
-def _drop_pool(loader: LoaderProtocol, error: pickle.PicklingError) -> None:
-    address, loader.pool = loader.pool, None
-    _warn(loader, address, Obstacle(str(error).removesuffix(pool_remedy(address)), "do that"))
+def _obstacle_of(error: pickle.PicklingError, address: VariablePool) -> Obstacle:
+    return Obstacle(str(error).removesuffix(pool_remedy(address)), "do that")
 
 
-def begin_sendable(loader: LoaderProtocol, begin: Callable[[], Any]) -> Any:
+def _drop_pool(loader: DataLoader[Any], obstacle: Obstacle) -> None:
+    """Take the variable's pool from a loader, and warn."""
+    options = LoaderOptions.of(loader)
+    assert isinstance(options.pool, VariablePool)
+    loader.pool = None
+    _warn(options, options.pool, obstacle)
+
+
+def begin_sendable(loader: DataLoader[Any], begin: Callable[[], BaseIterator]) -> BaseIterator:
     """Make the loader's next iterator by ``begin``; if the dataset cannot be pickled, warn, and
     make it without the variable's pool from the same draws."""
-    if not isinstance(loader.pool, VariablePool) or loader._is_known_sendable:
+    address, run = pool_in_use(loader).address, run_of(loader)
+    if not isinstance(address, VariablePool) or run.is_known_sendable:
         return begin()
-    before = _LoaderSnapshot(loader)
+    before = RunSnapshot.take(run, loader)
     try:
         iterator = begin()
     except pickle.PicklingError as error:
-        before.restore(loader)
-        _drop_pool(loader, error)
+        _restore(loader, before)
+        _drop_pool(loader, _obstacle_of(error, address))
         return begin()
-    loader._is_known_sendable = True
+    run.is_known_sendable = True
     return iterator
 
 
-class _LoaderSnapshot:
-    """Loader before making an iterator that may be given up again."""
-
-    def __init__(self, loader: LoaderProtocol) -> None:
-        self._epoch_count, self._progress = loader._epoch_count, loader._progress
-        self._snapshot = GeneratorSnapshot.take(loader)
-
-    def restore(self, loader: LoaderProtocol) -> None:
-        loader._iterator = None
-        loader._epoch_count, loader._progress = self._epoch_count, self._progress
-        self._snapshot.restore_globals()
-        self._snapshot.restore_own(loader)
+def _restore(loader: DataLoader[Any], before: RunSnapshot) -> None:
+    loader._iterator = None
+    before.restore(run_of(loader))
+    before.generators.restore_globals()
+    before.generators.restore_own(loader)
 
 
-def drop_pool_if_state_has_none(loader: LoaderProtocol, state: dict[str, Any]) -> None:
+def drop_pool_if_state_has_none(loader: DataLoader[Any], state: dict[str, Any]) -> None:
     """Take the variable's pool from a loader that is to continue from the state of a loader without
     a pool: that state belongs to another stream."""
     built = state.get("built")
     seeding = built.get("seeding") if isinstance(built, dict) else None
-    if isinstance(loader.pool, VariablePool) and seeding == "worker":
-        address, loader.pool = loader.pool, None
+    if isinstance(pool_in_use(loader).address, VariablePool) and seeding == "worker":
         seen = "load_state_dict() received the state of a loader without a pool"
-        _warn(loader, address, Obstacle(seen, "start without that state"))
+        _drop_pool(loader, Obstacle(seen, "start without that state"))
 
 
-def begin_on_trial(loader: LoaderProtocol, begin: Callable[[], BaseIterator]) -> BaseIterator:
+def begin_on_trial(loader: DataLoader[Any], begin: Callable[[], BaseIterator]) -> BaseIterator:
     """Make the loader's next iterator by ``begin``; if the pool's workers do not send the batches,
     make it without the pool, from the draws by which the first batch was requested."""
     if not is_on_trial(loader):
         return begin()
-    before = _LoaderSnapshot(loader)
+    before = RunSnapshot.take(run_of(loader), loader)
     iterator = begin()
     if not is_on_trial(loader) or has_sent_batch(loader, iterator):
         return iterator
-    before.restore(loader)
+    _restore(loader, before)
     return begin()
 
 
-def is_on_trial(loader: LoaderProtocol) -> bool:
+def is_on_trial(loader: DataLoader[Any]) -> bool:
     """Return whether the workers of the variable's pool have yet to show that they send batches."""
+    if not isinstance(pool_in_use(loader).address, VariablePool):
+        return False
+    options, run = LoaderOptions.of(loader), run_of(loader)
     return (
-        isinstance(loader.pool, VariablePool)
-        and not loader._are_batches_sent
-        and not loader.trust_workers
-        and bool(loader.in_order)
-        and loader.replica_group is None
+        not run.are_batches_sent
+        and not options.trust_workers
+        and bool(options.in_order)
+        and options.replica_group is None
         # A sampler's state, and a loaded state, would have to be put back.
-        and loader._loaded_state is None
-        and not is_stateful(loader.sampler)
-        and not is_stateful(loader.batch_sampler)
+        and run.loaded_state is None
+        and not is_stateful(options.sampler)
+        and not is_stateful(options.batch_sampler)
     )
 
 
-def has_sent_batch(loader: LoaderProtocol, iterator: Any) -> bool:
+def has_sent_batch(loader: DataLoader[Any], iterator: Any) -> bool:
     """Wait for the first batch of ``iterator``, which then waits for next().
 
     Return False if a worker refused to send it: the iterator is ended, and the loader left without
     the pool, with a warning.
     """
+    options, run = LoaderOptions.of(loader), run_of(loader)
     first = iterator.first_answer()
     if not isinstance(first, UnsentBatchError):
-        loader._are_batches_sent = not isinstance(first, Exception)
+        run.are_batches_sent = not isinstance(first, Exception)
         return True
-    if iterator._recipe is None and loader._dataset_kind == DatasetKind.Map:
+    if iterator._recipe is None and options.is_map:
         # The program's sampler is not restarted: its next order may differ.
-        loader._begun_order = itertools.chain([*iterator._unanswered()], iterator._sampler_iter)
+        run.begun_order = itertools.chain([*iterator._unanswered()], iterator._sampler_iter)
     iterator.source.may_be_cached = False
     iterator._shutdown_workers()
-    address, loader.pool = loader.pool, None
     seen, _, remedy = first.refusal.partition("; ")
-    _warn(loader, address, Obstacle(seen, remedy.partition(" to accept ")[0]))
+    _drop_pool(loader, Obstacle(seen, remedy.partition(" to accept ")[0]))
     return False
 
 
@@ -278,8 +284,8 @@ def _announcement_key() -> str:
     return f"{key_prefix()}/pool"
 
 
-def _obstacle_of_program(loader: LoaderProtocol) -> Obstacle | None:
-    if loader.num_workers == 0 and not is_seeded_by_batch(loader):
+def _obstacle_of_program(options: LoaderOptions) -> Obstacle | None:
+    if options.num_workers == 0 and not options.is_seeded_by_batch:
         return Obstacle(
             "num_workers=0 requests batches that this process makes with its random numbers, which "
             "differ from the random numbers of a pool's workers",
@@ -289,11 +295,11 @@ def _obstacle_of_program(loader: LoaderProtocol) -> Obstacle | None:
     return None
 
 
-def _warn(loader: LoaderProtocol, address: VariablePool, obstacle: Obstacle) -> None:
-    where = "this process" if loader.num_workers == 0 else "workers of this process"
+def _warn(options: LoaderOptions, address: VariablePool, obstacle: Obstacle) -> None:
+    where = "this process" if options.num_workers == 0 else "workers of this process"
     warn(
         f"{address.source} names the pool {str(address)!r}, but batches of this DataLoader "
-        f"({type(loader.dataset).__name__}) are made by {where}: {obstacle.seen}; "
+        f"({type(options.dataset).__name__}) are made by {where}: {obstacle.seen}; "
         f"{obstacle.remedy} "
         f'to have them made by the pool, or pass pool="" to silence this warning',
     )

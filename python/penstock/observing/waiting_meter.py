@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch.utils.data
 
 from penstock.loader.dataloader import DataLoader
-from penstock.loader.loader_protocol import innermost_loader
+from penstock.loader.loader_run import innermost_loader
 from penstock.loader.step_times import PARTS, WAITING_PARTS, StepTimes
 
 if TYPE_CHECKING:

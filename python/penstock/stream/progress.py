@@ -41,11 +41,16 @@ _KEPT_ON = 8  # indices are dropped by as many, or more
 
 
 class GeneratorHolder(Protocol):
-    """Loader, as far as it and its samplers hold generators from the user."""
+    """Loader, or its options, as far as they hold generators from the user."""
 
-    generator: Any
-    sampler: Any
-    batch_sampler: Any
+    @property
+    def generator(self) -> Any: ...
+
+    @property
+    def sampler(self) -> Any: ...
+
+    @property
+    def batch_sampler(self) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
