@@ -105,6 +105,8 @@ OPTIONAL_PACKAGES = {
 }
 # What the package penstock_simulator may import, as well as the standard library.
 SIMULATOR_MODULES = {"penstock.cli.command_parser", "penstock_simulator"}
+# Packages that one module imports at its top. Other modules import that module inside functions.
+OPTIONAL_MODULES = {"rich": "python/penstock/live/top_screen.py"}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+(?:<([^>]+)>|"([^"]+)")', re.MULTILINE)
 CPP_SUFFIXES = (".h", ".cpp", ".cu")
@@ -176,18 +178,19 @@ def import_faults(root: Path) -> Iterator[str]:
         tree = ast.parse(path.read_text(), filename=name)
         lazy = {id(node) for function in functions(tree) for node in ast.walk(function)}
         for_types = {id(node) for block in type_checking(tree) for node in ast.walk(block)}
+        own = {package for package, home in OPTIONAL_PACKAGES.items() if home == name}
+        always = {package for package, home in OPTIONAL_MODULES.items() if home == name}
         for node in ast.walk(tree):
-            own = {package for package, home in OPTIONAL_PACKAGES.items() if home == name}
-            typing_only = id(node) in for_types
-            for fault in module_faults(node, is_engine, id(node) in lazy or typing_only, own):
+            is_lazy = id(node) in lazy or id(node) in for_types
+            for fault in module_faults(node, is_engine, is_lazy, own, always):
                 yield f"{name}:{getattr(node, 'lineno', 0)}: {fault}"
 
 
 def module_faults(
-    node: ast.AST, is_engine: bool, is_lazy: bool, optional: set[str]
+    node: ast.AST, is_engine: bool, is_lazy: bool, optional: set[str], always: set[str]
 ) -> Iterator[str]:
     """Yield the faults of an import statement; none for any other node. Its module may import
-    ``optional`` packages lazily."""
+    ``optional`` packages lazily, and the packages ``always`` anywhere."""
     if isinstance(node, ast.Import):
         modules = [alias.name for alias in node.names]
     elif isinstance(node, ast.ImportFrom):
@@ -199,8 +202,14 @@ def module_faults(
             yield f"imports * from {node.module}"
     else:
         return
+    for module in [*modules, *(f"{modules[0]}.{alias.name}" for alias in node.names)]:
+        home = f"python/{module.replace('.', '/')}.py"
+        if home in OPTIONAL_MODULES.values() and not is_lazy:
+            yield f"imports {module} lazily, inside a function, as its package is optional"
     for top in [module.partition(".")[0] for module in modules]:
-        if top in sys.stdlib_module_names or top == "penstock" or (top in optional and is_lazy):
+        if top in sys.stdlib_module_names or top == "penstock" or top in always:
+            continue
+        if top in optional and is_lazy:
             continue
         if is_engine and not is_lazy:
             yield f"an engine imports {top} lazily, inside a function"
@@ -493,6 +502,9 @@ def test_allowed_includes_and_imports_are_no_faults(tmp_path: Path) -> None:
         ("simulator/penstock_simulator/x.py", "import torch", "may not import torch"),
         ("simulator/penstock_simulator/x.py", "from penstock import _C", "may not import penstock"),
         ("python/penstock/x.py", "from rich.table import Table", "does not depend on"),
+        ("python/penstock/live/top_state.py", "def f():\n    import rich", "does not depend on"),
+        ("python/penstock/cli/x.py", "from penstock.live.top_screen import y", "lazily"),
+        ("python/penstock/cli/x.py", "from penstock.live import top_screen", "lazily"),
         ("python/penstock/x.py", "def f():\n    from ray import init", "does not depend on"),
         ("python/penstock/x.py", "from . import plan", "relative import"),
         ("python/penstock/graph/x.py", "from penstock.graph.plan import *", "imports *"),
@@ -522,7 +534,7 @@ def test_declared_dependencies_match_imports() -> None:
             elif isinstance(node, ast.ImportFrom) and node.module:
                 imported.add(node.module.partition(".")[0])
     # The engine ray is for who has it, and asks for it when it is used; so are optional packages.
-    optional = {"ray", *OPTIONAL_PACKAGES}
+    optional = {"ray", *OPTIONAL_PACKAGES, *OPTIONAL_MODULES}
     assert imported - sys.stdlib_module_names - optional == PACKAGES
     listed = re.search(
         r"^dependencies = \[\n(.*?)^\]",

@@ -118,9 +118,13 @@ class TerminalProgram:
             pass
         return self.process.returncode
 
+    @property
+    def has_cursor(self) -> bool:
+        return not self._screen.cursor.hidden
+
     def is_as_before(self) -> bool:
-        """Return whether the terminal's settings are the same as before the program."""
-        return termios.tcgetattr(self._slave) == self.settings
+        """Return whether the terminal is as before the program: its settings and its cursor."""
+        return termios.tcgetattr(self._slave) == self.settings and self.has_cursor
 
     def close(self) -> None:
         if self.process.poll() is None:

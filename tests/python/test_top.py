@@ -6,17 +6,21 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.screen import Screen
+from rich.segment import Segment
 from shown_pools import FIRST, GROUP, SECOND, busy_pool, busy_status, ledger, status, trainer
 from test_pool_status import worker
 
+from penstock.live import dashboard_server
 from penstock.live.pool_history import EventLog, EventView
 from penstock.live.pool_view import pool_view
-from penstock.live.top_frame import Size, cell_count, cut, fitted, frame, frame_text
-from penstock.live.top_rows import TABLES, as_json
+from penstock.live.top_screen import frame, frame_text, make_console
 from penstock.live.top_state import TopState
+from penstock.live.top_tables import JOBS, LIMITS
 
 NOW = 1_800_000_003.0
 
@@ -24,17 +28,20 @@ NOW = 1_800_000_003.0
 class Top:
     """penstock top without a terminal."""
 
-    def __init__(self, columns: int = 200, lines: int = 24) -> None:
-        self.size = Size(columns, lines)
-        self.state = TopState()
-        self.state.update(busy_pool(), ())
+    def __init__(self, columns: int = 200, lines: int = 24, **others: Any) -> None:
+        self.size = (columns, lines)
+        self.console = make_console(width=columns, height=lines, force_terminal=True)
+        self.state = TopState(busy_pool(), **others)
 
     def press(self, *keys: str) -> list[str]:
         return [self.state.press(key) for key in keys]
 
+    def drawn(self) -> list[list[Segment]]:
+        screen = Screen(frame(self.state, *self.size, NOW))
+        return self.console.render_lines(screen, pad=False)
+
     def lines(self) -> list[str]:
-        drawn = frame(self.state, self.size, NOW)
-        return ["".join(span.text for span in line).rstrip() for line in drawn]
+        return ["".join(segment.text for segment in line).rstrip() for line in self.drawn()]
 
     @property
     def text(self) -> str:
@@ -47,9 +54,12 @@ class Top:
         return [re.split(r"(?<=\w)  ", line)[0] for line in lines[head + 1 : -2] if line]
 
     def selected(self) -> str:
-        drawn = frame(self.state, self.size, NOW)
-        (found,) = [line[-1].text for line in drawn if line and line[-1].style == "selected"]
-        return found
+        style = self.console.get_style("selected")
+        found = [
+            "".join(part.text for part in line if part.style == style) for line in self.drawn()
+        ]
+        (text,) = filter(None, found)
+        return text
 
 
 def test_frame_summarises_pool_and_lists_jobs() -> None:
@@ -61,7 +71,7 @@ def test_frame_summarises_pool_and_lists_jobs() -> None:
     assert re.search(
         r"^train.py: Images +gpu1/4 +11a10000 +2 +- +12.3 +12.3 MB/s +26%", top.text, re.M
     )
-    assert re.search(r"^pretrain.py: Tokens, rank 1 +ann .* 2% .* trainer$", top.text, re.M)
+    assert re.search(r"^pretrain.py: Tokens, rank 1 +ann .* 2.0% .* the trainer$", top.text, re.M)
 
 
 def test_tree_nests_ranks_and_workers_below_jobs() -> None:
@@ -80,9 +90,11 @@ def test_tree_nests_ranks_and_workers_below_jobs() -> None:
     assert top.first_cells()[2:] == ["+ pretrain.py: Tokens, 2 ranks"]
     top.press("t")
     assert len(top.first_cells()) == 3
-    top.state.in_ascii = True
-    top.press("t", "*", "tab")
-    assert top.first_cells()[:2] == ["node1", "`- node1/17"]
+    top.press("t", "*", "*")
+    assert top.first_cells() == ["+ train.py: Images", "+ pretrain.py: Tokens, 2 ranks"]
+    ascii_top = Top(in_ascii=True, is_tree=True)
+    ascii_top.press("tab")
+    assert ascii_top.first_cells()[:2] == ["node1", "`- node1/17"]
 
 
 def test_filter_keeps_matching_rows_until_escape() -> None:
@@ -125,11 +137,11 @@ def test_rows_sort_by_chosen_column_and_reverse() -> None:
     top = Top()
     top.press("f6")
     assert "Sort by" in top.text and "order of the controller" in top.text
-    waits = [column.name for column in TABLES[0].columns].index("waits") + 1
+    waits = [column.title for column in JOBS.columns].index("WAITS") + 1
     top.press(*["down"] * waits, "enter")
     assert "WAITSv" in top.text
-    waiting = [re.search(r"(\d+)%", line) for line in top.lines()[6:9]]
-    assert [match and match[1] for match in waiting] == ["50", "26", "2"]
+    waiting = [re.search(r"([\d.]+)%", line) for line in top.lines()[6:9]]
+    assert [match and match[1] for match in waiting] == ["50", "26", "2.0"]
     top.press("I")
     assert "WAITS^" in top.text and "rank 1" in top.first_cells()[0]
     top.press("f6", "home", "enter")
@@ -174,7 +186,7 @@ def test_jobs_can_be_filtered_by_user() -> None:
 def test_help_lists_every_column_and_closes_on_any_key() -> None:
     top = Top(120, 60)
     top.press("f1")
-    for column in TABLES[0].columns:
+    for column in JOBS.columns:
         assert re.search(
             f"^ +{re.escape(column.title)}  {re.escape(column.meaning)}$", top.text, re.M
         )
@@ -228,21 +240,33 @@ def test_job_without_workers_shows_the_reason() -> None:
     assert "idle for 7 s, as between epochs" in top.text and " idle " in top.text
 
 
+@pytest.mark.slow
 def test_frame_fits_every_terminal_size() -> None:
-    """In every mode, at any size: no line is too wide, and there are no more lines than fit."""
+    """In every mode, at any size: the screen is filled, and the selected row is on it."""
     modes: list[list[str]] = [
         [], ["f1"], ["f3", "a"], ["f4", "zzz"], ["f6"], ["t"], ["tab"], ["tab"] * 2, ["tab"] * 3,
         ["right"] * 9, ["end"],
     ]  # fmt: skip
-    for columns in (1, 2, 3, 7, 20, 33, 80, 200):
-        for lines in (1, 2, 3, 4, 5, 6, 7, 8, 24):
+    for columns in (1, 2, 3, 7, 33, 80):
+        for lines in (1, 2, 3, 4, 5, 7, 8, 24):
             for mode in modes:
                 top = Top(columns, lines)
                 top.press(*mode)
-                drawn = frame(top.state, top.size, NOW)
-                assert len(drawn) <= lines
-                for line in drawn:
-                    assert sum(cell_count(span.text) for span in line) <= columns, (mode, top.size)
+                drawn = top.drawn()
+                assert len(drawn) == lines
+                widths = {sum(segment.cell_length for segment in line) for line in drawn}
+                assert widths == {columns}, (mode, top.size)
+                if mode in ([], ["t"], ["tab"], ["end"]):
+                    assert top.selected().strip(), (mode, top.size)
+
+
+def test_left_and_right_show_other_columns() -> None:
+    top = Top(60)
+    assert "LIMITED BY" not in top.text and "JOB " in top.text
+    top.press(*["right"] * 12)
+    assert "LIMITED BY" in top.text and "the trainer" in top.text and "JOB " not in top.text
+    top.press(*["right"] * 99, *["left"] * 111)
+    assert "JOB " in top.text
 
 
 def test_long_table_scrolls_with_the_cursor() -> None:
@@ -258,17 +282,39 @@ def test_long_table_scrolls_with_the_cursor() -> None:
     assert top.selected().startswith("node0/1")
 
 
-@pytest.mark.parametrize("text", ["Bücher", "写真", "e\u0301t", "plain"])
-def test_cell_count_matches_terminal_width(text: str) -> None:
-    cells = {"Bücher": 6, "写真": 4, "e\u0301t": 2, "plain": 5}[text]
-    assert cell_count(text) == cells
-    for room in range(8):
-        assert cell_count(fitted(text, room)) == room
-        assert cell_count(cut(text, room)) <= room
+def test_wide_characters_keep_columns_aligned() -> None:
+    jobs = [trainer(n, job=name) for n, name in enumerate(("Bücher", "写真", "e\u0301t"))]
+    for one in jobs:  # the controller escapes each byte of a name
+        one["job"] = one["job"].encode().decode("latin-1")
+    top = Top()
+    top.state.update(pool_view(status([], jobs), NOW), ())
+    lines = [line for line in top.drawn() if "gpu" in "".join(part.text for part in line)]
+    before = ["".join(part.text for part in line).split("gpu")[0] for line in lines]
+    assert len(before) == 3 and len({Segment(text).cell_length for text in before}) == 1
+
+
+def test_names_are_shown_as_they_are() -> None:
+    """Not as markup, links or emoji, and without characters that control the terminal."""
+    name = "[bold]a[/] :smile: https://x \x1b[2J\n\x9b"
+    view = pool_view(status([worker(1, endpoint=name)], [trainer(1, job=name)]), NOW)
+    top = Top()
+    top.state.update(view, ())
+    for text in (top.text, frame_text(view, is_tree=True)):
+        assert "[bold]a[/] :smile: https://x \\x1b[2J\\n" in text
+    top.press("tab")
+    assert "[bold]a[/] :smile: https://x \\x1b[2J\\n" in top.text
+    shown = top.text + frame_text(view, is_tree=True)
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", shown)
+
+
+def test_limits_have_the_dashboards_words() -> None:
+    pages = Path(dashboard_server.__file__).parent / "pages"
+    found = re.search(r"const LIMITS = \{(.*?)\};", (pages / "words.js").read_text(), re.DOTALL)
+    assert found and dict(re.findall(r'(\w+): "(.*?)",', found[1])) == LIMITS
 
 
 def test_json_has_jobs_with_ranks_and_totals() -> None:
-    fields: dict[str, Any] = json.loads(json.dumps(as_json(busy_pool())))
+    fields: dict[str, Any] = json.loads(json.dumps(busy_pool().as_json()))
     assert [job["id"] for job in fields["jobs"]] == [FIRST, GROUP]
     assert fields["jobs"][1]["ranks"] == [SECOND, "11a3000000000001"]
     assert fields["jobs"][1]["waited_share_max"] == 0.5

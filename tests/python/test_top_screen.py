@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -108,7 +109,35 @@ def test_signal_ends_top_and_restores_the_terminal(
     assert "Traceback" not in top.text
 
 
-def test_lost_controller_is_reported_and_last_state_stays(
+def test_suspended_top_restores_the_terminal_until_it_continues(pool: PoolProcesses) -> None:
+    """Suspended by Ctrl-Z and continued by the shell's fg."""
+    command = shlex.join([*TOP, "--controller", pool.endpoint])
+    environment = {**pool.environment, "PS1": "prompt> ", "TERM": "linux", "LC_ALL": "C.UTF-8"}
+    shell = TerminalProgram(["bash", "--norc", "--noediting", "-i"], environment)
+    try:
+        shell.wait_for("prompt>")
+        shell.press(f"{command}\n")
+        shell.wait_for("F10Quit")
+        assert not shell.is_as_before()
+        shell.press("\x1a")
+        shell.wait_for("Stopped")
+        shell.wait_for("prompt>")
+        assert shell.is_as_before()
+        shell.press("clear\n")
+        shell.wait(lambda text: "F10Quit" not in text and "prompt>" in text)
+        shell.press("fg\n")
+        shell.wait_for("F10Quit")
+        assert not shell.is_as_before()
+        shell.press("q")
+        shell.wait_for("prompt>")
+        assert shell.is_as_before()
+        shell.press("exit\n")
+        assert shell.end() == 0
+    finally:
+        shell.close()
+
+
+def test_lost_controller_is_reported_until_it_is_back(
     pool: PoolProcesses, start_top: StartTop
 ) -> None:
     top = start_top("--timeout", "0.5")
@@ -116,6 +145,8 @@ def test_lost_controller_is_reported_and_last_state_stays(
     pool.processes[0].end()
     text = top.wait_for("last update")
     assert "no controller answered at" in text and "Jobs" in text
+    pool.start_controller(bind=pool.endpoint)
+    top.wait(lambda text: "F10Quit" in text and "last update" not in text)
     top.press("q")
     assert top.end() == 0
 
@@ -148,10 +179,31 @@ def test_top_without_terminal_suggests_once(pool: PoolProcesses, start_top: Star
     code, out, err = run_top(pool)
     assert (code, out) == (1, "")
     assert "needs a terminal" in err and "--once" in err
-    for name, words in (("nobody-makes-this", "unknown terminal"), ("dumb", "cannot move its")):
-        top = start_top(TERM=name)
-        assert top.end() == 1
-        assert words in top.text and "--once" in top.text
+    top = start_top(TERM="dumb")
+    assert top.end() == 1
+    assert "cannot move its" in top.text and "--once" in top.text
+
+
+def test_terminal_without_a_description_shows_top(start_top: StartTop) -> None:
+    """As over SSH to a machine that has no terminfo of it."""
+    top = start_top(TERM="xterm-new")
+    top.wait_for("F10Quit")
+    top.press("\x1bOP")  # F1, as xterm sends it
+    top.wait_for("press any key to return")
+    top.press("escape", "q")
+    assert top.end() == 0 and top.is_as_before()
+
+
+def test_missing_rich_names_the_extra(pool: PoolProcesses, tmp_path: Path) -> None:
+    (tmp_path / "rich").mkdir()
+    (tmp_path / "rich/__init__.py").write_text("raise ModuleNotFoundError('none', name='rich')")
+    path = os.pathsep.join([str(tmp_path), pool.environment.get("PYTHONPATH", "")])
+    for options in ([], ["--once"]):
+        code, out, err = run_top(pool, *options, PYTHONPATH=path)
+        assert (code, out) == (1, "")
+        assert "pip install 'penstock[top]'" in err and "Traceback" not in err
+    code, out, err = run_top(pool, "--once", "--json", PYTHONPATH=path)
+    assert (code, err) == (0, "") and json.loads(out)["jobs"] == []
 
 
 def test_missing_pool_or_json_without_once_is_an_error(pool: PoolProcesses) -> None:

@@ -24,6 +24,7 @@ from penstock.cli.command_parser import (
 from penstock.cli.dashboard_options import StartDashboard, add_dashboard, dashboard_of
 from penstock.cli.isolation_options import add_isolation, isolation_of
 from penstock.engines.engine import NAME_VARIABLE
+from penstock.errors import PenstockError
 from penstock.pool.job_isolation import plan_isolation
 from penstock.pool.pool_log import PoolLog
 from penstock.pool.pool_status import PoolStatus, cost_text, name_of, status_text
@@ -360,29 +361,26 @@ examples:
         raise CommandError("--json requires --once", "top")
     # Imported here, as the other commands of a pool do not need it.
     from penstock.live.pool_view import PoolAddress, ask_pool
-    from penstock.live.top_frame import frame_text
-    from penstock.live.top_rows import as_json
 
     address = PoolAddress(controller_of(parser, args), args.keys, args.timeout)
-    if args.once:
-        view = ask_pool(address)
-        if args.json:
-            print(json.dumps(as_json(view), indent=2))
-        else:
-            print(frame_text(view, is_tree=args.tree))
+    if args.json:
+        print(json.dumps(ask_pool(address).as_json(), indent=2))
         return 0
-    # Imported here, as a Python without curses can still print a frame.
-    from penstock.live.top_screen import check_terminal, run_screen
-
-    check_terminal()
+    try:
+        from penstock.live.top_screen import frame_text, run_screen
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "rich":
+            raise
+        raise PenstockError(
+            "requires the package rich, which is not installed: pip install 'penstock[top]'; "
+            "--once --json does without it"
+        ) from error
+    if args.once:
+        print(frame_text(ask_pool(address), is_tree=args.tree))
+        return 0
     signal.signal(signal.SIGTERM, _end_by_python)
-    run_screen(
-        address,
-        ask_pool(address),
-        interval_s=args.interval,
-        with_colours=not (args.no_color or os.environ.get("NO_COLOR")),
-        is_tree=args.tree,
-    )
+    no_color = bool(args.no_color or os.environ.get("NO_COLOR"))
+    run_screen(address, interval_s=args.interval, no_color=no_color, is_tree=args.tree)
     return 0
 
 

@@ -158,12 +158,69 @@ class PoolView:
             "waited_share": sum(waited) / len(waited) if waited else None,
         }
 
+    def job_groups(self) -> list[JobGroup]:
+        """Return the jobs, in the order in which the controller lists their first ranks."""
+        by_id: dict[str, list[TrainerView]] = {}
+        for trainer in self.trainers:
+            by_id.setdefault(trainer.group or trainer.id, []).append(trainer)
+        return [
+            JobGroup(identity, tuple(sorted(ranks, key=lambda rank: rank.rank)))
+            for identity, ranks in by_id.items()
+        ]
+
     def as_json(self) -> dict[str, Any]:
-        """Return the view for programs, with the totals."""
+        """Return the view for programs, with the totals and the jobs. `penstock top --once --json`
+        prints it."""
         fields = dataclasses.asdict(self)
         for trainer, plain in zip(self.trainers, fields["trainers"], strict=True):
             plain["is_idle"] = trainer.is_idle
-        return {**fields, "totals": self.totals()}
+        jobs = [group.as_json() for group in self.job_groups()]
+        return {**fields, "totals": self.totals(), "jobs": jobs}
+
+
+@dataclass(frozen=True, slots=True)
+class JobGroup:
+    """The ranks of a job, in order. ``id`` is the id of the group, or of the only trainer."""
+
+    id: str
+    ranks: tuple[TrainerView, ...]
+
+    @property
+    def has_ranks(self) -> bool:
+        return self.ranks[0].world_size > 1
+
+    @property
+    def title(self) -> str:
+        first, seen = self.ranks[0], len(self.ranks)
+        if not self.has_ranks:
+            return first.job
+        count = f"{first.world_size} ranks"
+        return f"{first.job}, {count if seen == first.world_size else f'{seen} of {count}'}"
+
+    def total(self, name: str) -> Any:
+        """Sum over the ranks with a known value; None if no rank has one."""
+        known = [getattr(rank, name) for rank in self.ranks]
+        known = [value for value in known if value is not None]
+        return sum(known) if known else None
+
+    def waited_share(self) -> float | None:
+        """Return the share of the rank that waits most, as the other ranks in turn wait for it."""
+        return max((r.waited_share for r in self.ranks if r.waited_share is not None), default=None)
+
+    def as_json(self) -> dict[str, Any]:
+        first = self.ranks[0]
+        return {
+            "id": self.id,
+            "job": first.job,
+            "user": first.user,
+            "world_size": first.world_size,
+            "ranks": [rank.id for rank in self.ranks],
+            "workers": self.total("workers"),
+            "batches_per_s": self.total("batches_per_s"),
+            "bytes_per_s": self.total("bytes_per_s"),
+            "waited_share_max": self.waited_share(),
+            "delivered_batches": self.total("delivered_batches"),
+        }
 
 
 def pool_view(status: Mapping[str, Any], at: float) -> PoolView:
@@ -236,7 +293,7 @@ def _worker_view(worker: dict[str, Any]) -> WorkerView:
         id=worker["id"],
         name=name,
         host=_host_of(name),
-        endpoint=worker["endpoint"],
+        endpoint=text_of(worker["endpoint"]),
         software=software_of(worker),
         state=state,
         works_for=works_for,

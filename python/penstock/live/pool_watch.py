@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data kept about a watched pool: its last status, the minutes before, its events, its totals,
-and the plans of its trainers. One thread asks the controller, so additional readers add no
-requests."""
+"""The data kept about a watched pool, for the dashboard and `penstock top`: its last status, the
+minutes before, its events, its totals, and the plans of its trainers. One thread asks the
+controller, so additional readers add no requests."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from penstock import _pool
 from penstock._version import __version__
 from penstock.errors import PenstockError
 from penstock.graph.plan_picture import read_picture
-from penstock.live.pool_history import POINTS_MAX, EventLog, PoolHistory
+from penstock.live.pool_history import POINTS_MAX, EventLog, EventView, PoolHistory
 from penstock.live.pool_metrics import PoolTotals, exposition, pool_metrics
 from penstock.live.pool_view import STEP_PARTS, PoolAddress, PoolView, StatusPoller, with_short_ids
-from penstock.live.top_rows import as_json
 
 INTERVAL_S = 1.0
 PLAN_S = 5.0  # how long a trainer's plan is cached
@@ -31,8 +30,11 @@ class PoolWatch:
     """Thread-safe. Readers raise PenstockError while the controller does not answer. They receive 8
     digits of each id, unless ``shows_ids``."""
 
-    def __init__(self, address: PoolAddress, *, shows_ids: bool = True) -> None:
+    def __init__(
+        self, address: PoolAddress, *, shows_ids: bool = True, interval_s: float = INTERVAL_S
+    ) -> None:
         self._shows_ids = shows_ids
+        self._interval_s = interval_s
         self._lock = threading.Lock()
         self._view: PoolView | None = None
         self._trainer_ids: dict[str, str] = {}  # by the displayed ids
@@ -45,14 +47,24 @@ class PoolWatch:
         self._address = address
         self._plans_lock = threading.Lock()  # held during a request for a plan
         self._plans: dict[str, tuple[float, bytes]] = {}  # with the time of the request
-        self._poller = StatusPoller(address, INTERVAL_S, self.take, self._fail)
+        self._poller = StatusPoller(address, interval_s, self.take, self._fail)
 
     def start(self) -> None:
         self._poller.start()
 
+    def ask_now(self) -> None:
+        """Ask before the interval has passed."""
+        self._poller.poll_now()
+
     def close(self) -> None:
         """Stop asking, and wait for the request in flight."""
         self._poller.close()
+
+    def latest(self) -> tuple[PoolView | None, tuple[EventView, ...], str]:
+        """Return the last view, however old, its events, and why no newer view was received; "" if
+        the last request succeeded."""
+        with self._lock:
+            return self._view, self._events.events(), self._trouble
 
     def take(self, view: PoolView) -> None:
         """Take the next status. Called by the asking thread."""
@@ -87,7 +99,7 @@ class PoolWatch:
         with self._lock:
             view = self._current()
             if self._status is None:
-                fields = as_json(view)
+                fields = view.as_json()
                 fields["penstock"] = __version__
                 fields["step_parts"] = [asdict(part) for part in STEP_PARTS]
                 self._status = _encoded(fields)
@@ -99,7 +111,8 @@ class PoolWatch:
             self._current()
             points: Sequence[dict[str, Any]] = self._history.points()
         newer = [point for point in points if point["sequence"] > since]
-        return _encoded({"interval_s": INTERVAL_S, "points_max": POINTS_MAX, "points": newer})
+        fields = {"interval_s": self._interval_s, "points_max": POINTS_MAX, "points": newer}
+        return _encoded(fields)
 
     def events_json(self, since: int) -> bytes:
         """Return the events after number ``since``, newest last."""

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from penstock.live.pool_history import EventView
 from penstock.live.pool_view import Ledger, PoolView
-from penstock.live.top_rows import (
+from penstock.live.top_tables import (
     TABLES,
     Column,
     DisplayData,
@@ -16,21 +16,40 @@ from penstock.live.top_rows import (
     ShownRow,
     Table,
     in_tree,
-    matcher,
+    matches,
     sorted_rows,
 )
 
+HELP = (
+    ("Arrows PgUp PgDn Home End, k j", "move; left and right show more columns"),
+    ("Tab, Shift-Tab", "next and previous table"),
+    ("F3 /", "incremental search; F3 finds the next match, Enter and Esc close it"),
+    ("n", "next match of the search"),
+    ("F4 \\", "show only rows that contain a text; a|b matches either, Esc shows all rows"),
+    ("F5 t", "tree: ranks below jobs, workers below ranks and hosts"),
+    ("+ - Enter, *", "in the tree: fold or unfold the row, or all rows"),
+    ("F6 < > , .", "choose the column to sort by"),
+    ("I", "reverse the sort order"),
+    ("u", "show the jobs of one user only"),
+    ("Space, U", "tag a row (tagged jobs are summed up); untag all"),
+    ("F", "keep the cursor on its row when the order changes"),
+    ("Z", "pause or resume"),
+    ("r, Ctrl-L", "refresh now; redraw the screen"),
+    ("F1 h ?", "this help"),
+    ("F10 q Ctrl-C, Ctrl-Z", "quit; suspend"),
+)
+_ANSWERS = {"q": "quit", "f10": "quit", "r": "refresh", "ctrl-l": "redraw"}
+_STEPS = {"up": -1, "k": -1, "down": 1, "j": 1, "home": -(1 << 30), "end": 1 << 30}
 _TEXT_MAX = 200  # of a search or a filter
-_COLUMNS_STEP = 8  # cells per step to the side
-_ALL_USERS = "all users"
+_CELLS_STEP = 8  # to the left or the right
 
 
 @dataclass(slots=True)
 class _Place:
-    """The visible part and the selected row of a table."""
+    """The visible part, the selected row and the order of a table."""
 
-    sort: str
-    is_descending: bool
+    sort: Column | None = None
+    is_descending: bool = False
     row_id: str = ""
     index: int = 0
     top: int = 0  # the first visible row
@@ -42,16 +61,16 @@ class Prompt:
     """A line of text that is being typed: "Search" or "Filter"."""
 
     title: str
-    text: str
-    before: str  # restored by Escape
+    text: str = ""
 
 
 @dataclass(slots=True)
 class Menu:
-    """A list to choose from."""
+    """A list to choose from: columns to "Sort by", or a "User". Each choice has a value and a
+    text."""
 
     title: str
-    choices: list[tuple[str, str]]  # the value of a choice, and its text
+    choices: list[tuple[Any, str]]
     index: int
 
 
@@ -59,16 +78,16 @@ class Menu:
 class TopState:
     """Confined to one thread. ``trouble`` is the reason why there is no newer status."""
 
+    view: PoolView
     in_ascii: bool = False
-    view: PoolView | None = None
-    trouble: str = ""
     is_tree: bool = False
     is_paused: bool = False
     is_following: bool = False
     is_helping: bool = False
+    trouble: str = ""
     search: str = ""
     filter: str = ""
-    user: str = ""
+    user: str | None = None
     prompt: Prompt | None = None
     menu: Menu | None = None
     tags: set[str] = field(default_factory=set)
@@ -76,21 +95,15 @@ class TopState:
     _table: int = 0
     _folded: set[str] = field(default_factory=set)
     _events: tuple[EventView, ...] = ()
-    _ledgers: dict[str, Ledger] = field(default_factory=dict)
     _ledgers_before: dict[str, Ledger] = field(default_factory=dict)
-    _places: list[_Place] = field(
-        default_factory=lambda: [_Place(table.sort, table.is_descending) for table in TABLES]
-    )
+    _places: list[_Place] = field(default_factory=lambda: [_Place() for _ in TABLES])
 
     def update(self, view: PoolView, events: tuple[EventView, ...]) -> None:
         """Take a new status, unless the view is paused."""
-        self.trouble = ""
-        if self.is_paused:
-            return
-        self._ledgers_before = self._ledgers
-        self._ledgers = {one.id: one.ledger for one in view.trainers if one.ledger is not None}
-        self.view = view
-        self._events = events
+        if not self.is_paused and view is not self.view:
+            before = self.view.trainers
+            self._ledgers_before = {one.id: one.ledger for one in before if one.ledger is not None}
+            self.view, self._events = view, events
 
     @property
     def table(self) -> Table:
@@ -100,21 +113,18 @@ class TopState:
     def place(self) -> _Place:
         return self._places[self._table]
 
-    def show(self, table_index: int) -> None:
-        """Show one of TABLES."""
-        self._table = table_index
+    def show(self, table: Table) -> None:
+        self._table = TABLES.index(table)
 
     def rows(self) -> list[ShownRow]:
-        """Return all rows that pass the filter, in order."""
-        if self.view is None:
-            return []
+        """Return all rows of the table that pass the filter, in order."""
+        table, place = self.table, self.place
         display = DisplayData(self.view, self._ledgers_before, self._events)
-        rows = self.table.rows(display, self.is_tree)
-        rows = sorted_rows(rows, self.place.sort, self.place.is_descending)
-        fits_filter = matcher(self.filter)
+        rows = sorted_rows([*table.rows(display, self.is_tree)], place.sort, place.is_descending)
 
         def is_shown(row: Row) -> bool:
-            return fits_filter(row) and (not self.user or row.user in ("", self.user))
+            is_of_user = not self.user or row.user in ("", self.user)
+            return is_of_user and matches(row, table.columns, self.filter)
 
         if self.is_tree:
             return in_tree(rows, is_shown, self._folded, self.in_ascii)
@@ -124,8 +134,8 @@ class TopState:
         """Return the index of the selected row; keep it and the first visible row within bounds."""
         place = self.place
         if self.is_following:
-            found = [index for index, shown in enumerate(rows) if shown.row.id == place.row_id]
-            place.index = found[0] if found else place.index
+            ids = [shown.row.id for shown in rows]
+            place.index = ids.index(place.row_id) if place.row_id in ids else place.index
         place.index = max(0, min(place.index, len(rows) - 1))
         place.row_id = rows[place.index].row.id if rows else ""
         place.top = max(place.index - self.page_rows + 1, min(place.top, place.index))
@@ -133,38 +143,81 @@ class TopState:
         return place.index
 
     def press(self, key: str) -> str:
-        """Handle a key, given by its name, or a character. Returns "quit", "refresh", "redraw" or
+        """Handle a key, given by its name, or a character. Return "quit", "refresh", "redraw" or
         ""."""
         if self.is_helping:
             self.is_helping = False
-            return ""
-        if self.prompt is not None:
-            self._press_in_prompt(self.prompt, key)
-            return ""
-        if self.menu is not None:
-            self._press_in_menu(self.menu, key)
-            return ""
-        if key in ("q", "f10"):
-            return "quit"
-        if key == "r":
-            return "refresh"
-        if key == "ctrl-l":
-            return "redraw"
-        if action := _ACTIONS.get(key):
-            action(self)
+        elif self.prompt is not None:
+            self._type(self.prompt, key)
+        elif self.menu is not None:
+            self._choose(self.menu, key)
+        elif key in _ANSWERS:
+            return _ANSWERS[key]
+        elif key in _STEPS or key in ("page up", "page down"):
+            pages = {"page up": -self.page_rows, "page down": self.page_rows}
+            self._move(pages.get(key) or _STEPS[key])
+        else:
+            self._act(key)
         return ""
 
-    def _press_in_prompt(self, prompt: Prompt, key: str) -> None:
+    def _act(self, key: str) -> None:
+        match key:
+            case "f1" | "h" | "?":
+                self.is_helping = True
+            case "tab" | "back tab":
+                self._table = (self._table + (1 if key == "tab" else -1)) % len(TABLES)
+            case "left" | "right":
+                step = _CELLS_STEP if key == "right" else -_CELLS_STEP
+                self.place.left = max(0, self.place.left + step)
+            case "f3" | "/":
+                self.prompt = Prompt("Search")
+            case "n":
+                self._find(self.search, from_next=True)
+            case "f4" | "\\":
+                self.prompt = Prompt("Filter", self.filter)
+            case "f5" | "t":
+                self.is_tree = not self.is_tree
+            case "f6" | "<" | ">" | "," | ".":
+                self._open("Sort by", "order of the controller", self.place.sort, {
+                    column: column.title for column in self.table.columns
+                })  # fmt: skip
+            case "u":
+                users = sorted({one.user for one in self.view.trainers if one.user})
+                self._open("User", "all users", self.user, dict(zip(users, users, strict=True)))
+            case "I":
+                self.place.is_descending = not self.place.is_descending
+            case "F":
+                self.is_following = not self.is_following
+            case "Z":
+                self.is_paused = not self.is_paused
+            case " " | "+" | "-" | "enter":
+                rows = self.rows()
+                selected = {rows[self.settle(rows)].row.id} if rows else set()
+                if key == " ":
+                    self.tags ^= selected
+                    self._move(1)
+                else:
+                    self._folded ^= selected
+            case "U":
+                self.tags.clear()
+            case "*":
+                parents = {shown.row.parent for shown in self.rows() if shown.row.parent}
+                self._folded = set() if self._folded else parents
+
+    def _open(self, title: str, default: str, current: Any, texts: dict[Any, str]) -> None:
+        """Open a menu of these values, and of None for the default."""
+        choices = [(None, default), *texts.items()]
+        values = [value for value, _ in choices]
+        self.menu = Menu(title, choices, values.index(current) if current in values else 0)
+
+    def _type(self, prompt: Prompt, key: str) -> None:
         is_search = prompt.title == "Search"
-        if key == "escape":
-            prompt.text = prompt.before
+        if key in ("enter", "escape"):
             self.prompt = None
-        elif key == "enter":
-            self.prompt = None
-        elif key == "f3" and is_search:
-            self._find_next(prompt.text, from_here=False)
+            if key == "escape" and not is_search:
+                self.filter = ""
             return
-        elif key == "backspace":
+        if key == "backspace":
             prompt.text = prompt.text[:-1]
         elif key == "ctrl-u":
             prompt.text = ""
@@ -172,154 +225,32 @@ class TopState:
             prompt.text = (prompt.text + key)[:_TEXT_MAX]
         if is_search:
             self.search = prompt.text
-            if self.prompt is not None:
-                self._find_next(prompt.text, from_here=True)
+            self._find(prompt.text, from_next=key == "f3")
         else:
             self.filter = prompt.text
 
-    def _press_in_menu(self, menu: Menu, key: str) -> None:
-        last = len(menu.choices) - 1
-        steps = {"up": -1, "down": 1, "page up": -10, "page down": 10, "home": -last, "end": last}
-        if key in steps:
-            menu.index = max(0, min(last, menu.index + steps[key]))
-        elif key in ("escape", "q", "f10"):
+    def _choose(self, menu: Menu, key: str) -> None:
+        steps = {**_STEPS, "page up": -10, "page down": 10}.get(key, 0)
+        menu.index = max(0, min(len(menu.choices) - 1, menu.index + steps))
+        if key in ("escape", "q", "f10", "enter"):
             self.menu = None
-        elif key == "enter":
-            self.menu = None
-            chosen = menu.choices[menu.index][0]
-            if menu.title == "User":
+        if key == "enter":
+            chosen, _ = menu.choices[menu.index]
+            if menu.title == "Sort by":
+                self.place.sort = chosen
+                self.place.is_descending = chosen is not None and chosen.is_number
+            else:
                 self.user = chosen
-                return
-            column = next((one for one in self.table.columns if one.name == chosen), None)
-            self.place.sort = chosen
-            self.place.is_descending = column is not None and column.is_number
 
-    def _find_next(self, text: str, *, from_here: bool) -> None:
-        if not text:
-            return
-        rows, fits = self.rows(), matcher(text)
-        here = self.settle(rows)
-        first = here if from_here else here + 1
-        for step in range(len(rows)):
-            index = (first + step) % len(rows)
-            if fits(rows[index].row):
-                self.place.index = index
-                self.place.row_id = rows[index].row.id
+    def _find(self, text: str, *, from_next: bool) -> None:
+        rows = self.rows() if text else []
+        here = self.settle(rows) + from_next if rows else 0
+        for shown in rows[here:] + rows[:here]:
+            if matches(shown.row, self.table.columns, text):
+                self.place.index, self.place.row_id = rows.index(shown), shown.row.id
                 return
-
-    def _selected(self) -> ShownRow | None:
-        rows = self.rows()
-        index = self.settle(rows)
-        return rows[index] if rows else None
 
     def _move(self, steps: int) -> None:
         rows = self.rows()
-        place = self.place
-        place.index = max(0, min(self.settle(rows) + steps, len(rows) - 1))
-        place.row_id = rows[place.index].row.id if rows else ""
-
-    def _switch(self, step: int) -> None:
-        self._table = (self._table + step) % len(TABLES)
-
-    def _shift(self, step: int) -> None:
-        self.place.left = max(0, self.place.left + step * _COLUMNS_STEP)
-
-    def _tag(self) -> None:
-        if selected := self._selected():
-            self.tags ^= {selected.row.id}
-            self._move(1)
-
-    def _untag(self) -> None:
-        self.tags.clear()
-
-    def _fold(self) -> None:
-        if selected := self._selected():
-            self._folded ^= {selected.row.id}
-
-    def _fold_all(self) -> None:
-        if self._folded:
-            self._folded.clear()
-        else:
-            self._folded = {shown.row.parent for shown in self.rows() if shown.row.parent}
-
-    def _toggle_tree(self) -> None:
-        self.is_tree = not self.is_tree
-
-    def _toggle_following(self) -> None:
-        self.is_following = not self.is_following
-
-    def _toggle_pause(self) -> None:
-        self.is_paused = not self.is_paused
-
-    def _toggle_order(self) -> None:
-        self.place.is_descending = not self.place.is_descending
-
-    def _help(self) -> None:
-        self.is_helping = True
-
-    def _open_search(self) -> None:
-        self.prompt = Prompt("Search", "", self.search)
-
-    def _open_filter(self) -> None:
-        self.prompt = Prompt("Filter", self.filter, "")
-
-    def _search_on(self) -> None:
-        self._find_next(self.search, from_here=False)
-
-    def _open_sort(self) -> None:
-        choices = [("", "order of the controller")]
-        choices += [(column.name, column.title) for column in self.table.columns]
-        names = [name for name, _ in choices]
-        self.menu = Menu("Sort by", choices, names.index(self.place.sort))
-
-    def _open_users(self) -> None:
-        view = self.view
-        users = sorted({one.user for one in view.trainers if one.user}) if view is not None else []
-        choices = [("", _ALL_USERS), *((user, user) for user in users)]
-        index = users.index(self.user) + 1 if self.user in users else 0
-        self.menu = Menu("User", choices, index)
-
-    def sorted_by(self) -> Column | None:
-        """Return the current sort column of the table."""
-        return next((one for one in self.table.columns if one.name == self.place.sort), None)
-
-
-_ACTIONS: dict[str, Callable[[TopState], None]] = {
-    "f1": TopState._help,
-    "h": TopState._help,
-    "?": TopState._help,
-    "f3": TopState._open_search,
-    "/": TopState._open_search,
-    "n": TopState._search_on,
-    "f4": TopState._open_filter,
-    "\\": TopState._open_filter,
-    "f5": TopState._toggle_tree,
-    "t": TopState._toggle_tree,
-    "f6": TopState._open_sort,
-    "<": TopState._open_sort,
-    ">": TopState._open_sort,
-    ",": TopState._open_sort,
-    ".": TopState._open_sort,
-    "I": TopState._toggle_order,
-    "u": TopState._open_users,
-    "F": TopState._toggle_following,
-    "Z": TopState._toggle_pause,
-    " ": TopState._tag,
-    "U": TopState._untag,
-    "+": TopState._fold,
-    "-": TopState._fold,
-    "enter": TopState._fold,
-    "*": TopState._fold_all,
-    "tab": lambda state: state._switch(1),
-    "back tab": lambda state: state._switch(-1),
-    "up": lambda state: state._move(-1),
-    "k": lambda state: state._move(-1),
-    "down": lambda state: state._move(1),
-    "j": lambda state: state._move(1),
-    "page up": lambda state: state._move(-state.page_rows),
-    "page down": lambda state: state._move(state.page_rows),
-    "home": lambda state: state._move(-(1 << 30)),
-    "end": lambda state: state._move(1 << 30),
-    "left": lambda state: state._shift(-1),
-    "right": lambda state: state._shift(1),
-}
+        self.place.index = max(0, min(self.settle(rows) + steps, len(rows) - 1))
+        self.place.row_id = rows[self.place.index].row.id if rows else ""
