@@ -90,7 +90,7 @@ DOORS: tuple[tuple[str, str], ...] = (
     ),
     (r"zmq", r"net/(tcp_)?socket\.h"),
     (r"sodium", r"net/keys\.cpp"),
-    (r"openssl/", r"net/seal\.cpp"),
+    (r"openssl/", r"(net/seal|graph/sha256)\.cpp"),
     (r"nlohmann/", r"(dataset/json_value|controller/pool_status)\.cpp"),
     (r"condition_variable$", "base/"),
 )

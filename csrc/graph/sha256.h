@@ -1,20 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// SHA-256 (FIPS 180-4), for keys: a value that is found under a key is used without further checks, so a collision
-// would give a wrong result, and the hash must resist both accidental and deliberate collisions.
+// SHA-256 (FIPS 180-4) by OpenSSL, for keys: a value that is found under a key is used without further checks, so a
+// collision would give a wrong result, and the hash must resist both accidental and deliberate collisions.
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 
+struct evp_md_ctx_st;
+
 namespace penstock::graph {
 
-// Thread-compatible.
+// Thread-compatible. Throws AssertionFailure if OpenSSL has no SHA-256, or no memory.
 class Sha256 {
  public:
+  Sha256();
+
   void update(std::span<const std::byte> bytes);
   void update(std::string_view text) { update(std::as_bytes(std::span(text.data(), text.size()))); }
 
@@ -22,16 +27,14 @@ class Sha256 {
   std::array<uint8_t, 32> finish();
 
  private:
-  void compress(const uint8_t* block);
+  struct Free {
+    void operator()(evp_md_ctx_st* context) const;
+  };
 
-  std::array<uint32_t, 8> state_ = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
-                                    0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
-  std::array<uint8_t, 64> block_{};
-  size_t block_bytes_ = 0;
-  uint64_t message_bytes_ = 0;
+  std::unique_ptr<evp_md_ctx_st, Free> context_;
 };
 
-// The first 128 bits as 32 hex digits: the form of keys and digests.
-std::string short_digest(Sha256 hash);
+// The first 128 bits of the digest as 32 hex digits: the form of keys and digests. Ends the message.
+std::string short_digest(Sha256& hash);
 
 }  // namespace penstock::graph
