@@ -17,6 +17,7 @@ import torch
 from penstock.compat.modules import Patch
 from penstock.doctor.loader_record import LoaderRecord
 from penstock.doctor.program_runs import ObservedLoader, RunRequest, RunResult
+from penstock.loader.options import title_of
 from penstock.loader.watched_steps import (
     WatchedStep,
     add_loader_watcher,
@@ -74,18 +75,18 @@ class LoaderWatch:
         return RunResult(tuple(seen), is_stopped=self.is_stopped)
 
     def _note_loader(self, loader: Any) -> None:
-        record = self._record_of(loader.dataset)
+        record = self._record_of(loader)
         if record.number == self._orders.loader:
             _assign(loader, self._orders.overrides)
         record.add_loader(loader)
         self._of_loader[weakref.ref(loader)] = record
 
-    def _record_of(self, dataset: Any) -> LoaderRecord:
+    def _record_of(self, loader: Any) -> LoaderRecord:
         """Return the record of a loader that the current line of the program makes. Its number is
         the same in every run."""
-        name = type(dataset).__name__
+        name = title_of(loader)
         try:
-            length = len(dataset)
+            length = len(loader.dataset)
         except Exception:
             length = -1
         line = (_line_of_program(), name, length)

@@ -43,7 +43,9 @@ from penstock.loader.options import (
     DEFAULT_PREFETCH_FACTOR,
     DEFAULTS,
     LoaderOptions,
+    check_name,
     chosen_keys,
+    name_of,
     shown_options,
 )
 from penstock.loader.options_check import check_options
@@ -260,6 +262,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ``loader.rank``, ``loader.world_size``, ``loader.global_batch_size``,
             ``loader.remainder`` and ``loader.replica_group``. Default: None: this loader reads the
             whole dataset.
+        name (str | None): Name by which displays tell the loaders of a program apart, such as
+            ``"train"``: reports, traces, metrics, ``penstock top``, ``penstock doctor`` and the
+            dashboard; 1 to 64 printable characters. Default: None: displays show the class of the
+            dataset.
         keys (str | os.PathLike | None): Deprecated; write ``pool=Pool(address, keys=...)``.
         code_paths (Sequence[str | os.PathLike] | None): Deprecated; write ``pool=Pool(address,
             code_paths=...)``.
@@ -300,6 +306,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     _takes_states_at_once = False  # whether a program that makes one means to take states
     _sharding_words = "ranks=Ranks(...)"  # the argument by which ranks share one order
 
+    name: str | None = None
     # The fields of the entries "pool" and "ranks" of vars(), from which frameworks rebuild loaders.
     pool = PoolField["str | None"]()
     keys = PoolField["str | os.PathLike[str] | None"]()
@@ -343,6 +350,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         overlap_epochs: bool = True,
         pool: Pool | str | None = None,
         ranks: Ranks | None = None,
+        name: str | None = None,
         keys: str | os.PathLike[str] | None | NotGiven = NOT_GIVEN,
         code_paths: Sequence[str | os.PathLike[str]] | None | NotGiven = NOT_GIVEN,
         trust_workers: bool | NotGiven = NOT_GIVEN,
@@ -354,6 +362,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         replica_group: Sequence[int] | ProcessGroup | DeviceMesh | None | NotGiven = NOT_GIVEN,
     ) -> None:
         self._run, self._started = LoaderRun(self._takes_states_at_once), None
+        check_name(name)
+        if name is not None:  # a subclass may have a property of this name
+            self.name = name
         flat = {
             "keys": keys,
             "code_paths": code_paths,
@@ -488,7 +499,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def __repr__(self) -> str:
         dataset = getattr(self, "dataset", None)  # the constructor may not have set it yet
-        parts = [f"<{type(dataset).__name__}>", *shown_options(self)]
+        name = name_of(self)
+        named = [] if name is None else [f"name={name!r}"]
+        parts = [f"<{type(dataset).__name__}>", *named, *shown_options(self)]
         end = " (closed)" if self._is_closed else ""
         return f"{type(self).__name__}({', '.join(parts)}){end}"
 
@@ -659,6 +672,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             workers=work.workers,
             slow_samples=tuple(work.slow_samples),
             iterator=run.iterator_kind,
+            name=name_of(self),
             fallback_reason=run.fallback_reason,
             worker_choice=self.worker_choice,
             epoch_end=None if run.step_agreement is None else run.step_agreement.epoch_end,

@@ -67,6 +67,7 @@ _TORCH_DEFAULTS: dict[str, Any] = {
     "in_order": True,
 }
 KEYS_VARIABLE = "PENSTOCK_KEYS"
+NAME_LENGTH_MAX = 64
 # torch's constructor argument in place of an option that belongs to the pool.
 DEFAULT_PREFETCH_FACTOR = 2
 _DEEP_PREFETCH_BYTES = 1 << 20
@@ -124,6 +125,7 @@ class LoaderOptions:
     auto_collation: bool
     index_sampler: Any
     sharding_words: str  # the argument by which ranks share one order
+    title: str  # its name, or else the class of its dataset
 
     @staticmethod
     def of(loader: torch.utils.data.DataLoader[Any]) -> LoaderOptions:
@@ -139,6 +141,7 @@ class LoaderOptions:
             auto_collation=loader._auto_collation,
             index_sampler=loader._index_sampler,
             sharding_words=loader._sharding_words,  # type: ignore[attr-defined]
+            title=title_of(loader),
         )
 
     @property
@@ -283,6 +286,33 @@ class LoaderOptions:
 
 _names = [one.name for one in fields(LoaderOptions)]
 _ATTRIBUTES = tuple(_names[: _names.index("pool_record")])  # the loader has the same names
+
+
+def name_of(loader: torch.utils.data.DataLoader[Any]) -> str | None:
+    """Return the name that the program gave a loader.
+
+    The loader may be torch's; a subclass may have a ``name`` of another kind.
+    """
+    name = getattr(loader, "name", None)
+    return name if isinstance(name, str) and name else None
+
+
+def title_of(loader: torch.utils.data.DataLoader[Any]) -> str:
+    """Return the name that the program gave a loader, or else the class of its dataset."""
+    return name_of(loader) or type(loader.dataset).__name__
+
+
+def check_name(name: str | None) -> None:
+    """Raise TypeError or ValueError for a name that displays cannot show."""
+    if name is None:
+        return
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a str, got {name!r}; pass a short name, such as 'train'")
+    if not 0 < len(name) <= NAME_LENGTH_MAX or not name.isprintable():
+        raise ValueError(
+            f"name must be 1 to {NAME_LENGTH_MAX} printable characters, got {name[:80]!r}; pass a "
+            f"short name, such as 'train'"
+        )
 
 
 def chosen_keys(keys: str | os.PathLike[str] | None) -> str | None:

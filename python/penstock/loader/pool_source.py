@@ -329,10 +329,10 @@ def _rank_in_job(options: LoaderOptions) -> dict[str, Any]:
 
 
 def job_name(options: LoaderOptions) -> str:
-    """Return the name of a job for people: the program and its dataset."""
+    """Return the name of a job for people: the program, and the loader's name or dataset."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     program = Path(main).name if main else "python"
-    return f"{program}: {type(options.dataset).__name__}"
+    return f"{program}: {options.title}"
 
 
 class OwnWorkers:

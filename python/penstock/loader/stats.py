@@ -50,6 +50,7 @@ class LoaderStats:
         iterator (str | None): ``"penstock"``; ``"pool"``; ``"torch"``, torch's in-process iterator
             with ``num_workers=0``; or ``"fallback"``, torch's iterator because of
             ``fallback_reason``. None before the first ``iter()``.
+        name (str | None): Name of the loader, from its argument ``name``.
         fallback_reason (str | None): Reason why torch's iterator was used; None if it was not.
         batches (int): Batches delivered.
         batch_bytes (int): Bytes of the tensors in the delivered batches.
@@ -106,6 +107,7 @@ class LoaderStats:
     """
 
     iterator: str | None = None
+    name: str | None = None
     fallback_reason: str | None = None
     batches: int = 0
     batch_bytes: int = 0
@@ -154,13 +156,13 @@ class LoaderStats:
 
     def __str__(self) -> str:
         if self.iterator is None:
-            return "DataLoader has not been iterated over"
+            return f"{_words_of(self.name)} has not been iterated over"
         end = "" if self.epoch_end is None else f"\n  {self.epoch_end}"
         if self.skipped_samples:
             end += f"\n  samples were left out of batches {self.skipped_samples} times"
         if not self.batches:
             steps = f"; {self.ledger}" if self.ledger.steps else ""
-            return f"DataLoader ({self.iterator}) has delivered no batches{steps}{end}"
+            return f"{_words_of(self.name)} ({self.iterator}) has delivered no batches{steps}{end}"
         moved = (
             f", {1e3 * self.prefix_s / self.batches:.3g} ms of it on calls that offload() moved, "
             f"in {self.boundary_batches} batches"
@@ -168,7 +170,7 @@ class LoaderStats:
             else ""
         )
         lines = [
-            f"DataLoader ({self.iterator}) delivered {self.batches} batches of "
+            f"{_words_of(self.name)} ({self.iterator}) delivered {self.batches} batches of "
             f"{self.batch_bytes / self.batches / 1e6:.3g} MB in {self.ledger.total_s:.3g} s, and "
             f"the trainer waited {format_share(self.ledger.waiting_share)} of that time",
             f"workers spent {1e3 * self.fetch_s / self.batches:.3g} ms on a batch{moved}",
@@ -199,6 +201,7 @@ class LoaderReport:
 
     Attributes:
         iterator (str | None): Kind of iterator, as in :class:`~penstock.loader.stats.LoaderStats`.
+        name (str | None): Name of the loader, from its argument ``name``.
         ledger (StepTimes): Seconds of the steps, by part.
         workers (Mapping[int, WorkerTimes]): Times of each worker.
         slow_samples (tuple[SlowSample, ...]): Slowest samples, slowest first.
@@ -213,13 +216,16 @@ class LoaderReport:
     slow_samples: tuple[SlowSample, ...]
     limit: str
     advice: str
+    name: str | None = None
 
     def __str__(self) -> str:
         if self.ledger.steps == 0:
-            return "DataLoader has counted no steps yet; request a report after an epoch"
+            return (
+                f"{_words_of(self.name)} has counted no steps yet; request a report after an epoch"
+            )
         steps = self.ledger.steps
         lines = [
-            f"DataLoader ({self.iterator}) took {steps} steps of "
+            f"{_words_of(self.name)} ({self.iterator}) took {steps} steps of "
             f"{format_time(self.ledger.total_s / steps)}, and waited for batches "
             f"{format_share(self.ledger.waiting_share)} of the time"
         ]
@@ -248,6 +254,7 @@ class LoaderReport:
             str: JSON text with a key per field, and ``waiting_share``. Times are in seconds.
         """
         record: dict[str, Any] = {
+            "name": self.name,
             "iterator": self.iterator,
             "ledger": dataclasses.asdict(self.ledger),
             "waiting_share": self.ledger.waiting_share,
@@ -261,12 +268,17 @@ class LoaderReport:
         return json.dumps(record)
 
 
+def _words_of(name: str | None) -> str:
+    return "DataLoader" if name is None else f"DataLoader {name!r}"
+
+
 def make_report(options: LoaderOptions, run: LoaderRun, stats: LoaderStats) -> LoaderReport:
     """Return the report of a loader."""
     advice = None
     if stats.ledger.steps >= _STEPS_MIN:
         advice = advise(_observation(options, run, stats))
     return LoaderReport(
+        name=stats.name,
         iterator=stats.iterator,
         ledger=stats.ledger,
         workers=stats.workers,

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from penstock._version import __version__
+from penstock.loader.options import title_of
 from penstock.loader.step_times import PARTS
 from penstock.loader.watched_steps import MadeBatch, WatchedStep, add_watcher, remove_watcher
 from penstock.observing.step_trace import stretches
@@ -187,8 +188,8 @@ class _Series:
                 self._left_at.clear()
 
     def name_of(self, step: WatchedStep) -> str:
-        """Return the class of the loader's dataset, with a number from 2 on if another loader of
-        that class is alive."""
+        """Return the loader's name or the class of its dataset, with a number from 2 on if another
+        loader of that name is alive."""
         loader = step.loader()
         if loader is None:
             return ""
@@ -199,7 +200,7 @@ class _Series:
         known = self._names.get(id(loader))
         if known is not None and known[0]() is loader:
             return known[1]
-        kind = type(loader.dataset).__name__
+        kind = title_of(loader)
         taken = self._live_names()
         numbered = (f"{kind} {number}" for number in itertools.count(2))
         name = next(name for name in itertools.chain([kind], numbered) if name not in taken)

@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from penstock._version import __version__
+from penstock.loader.options import title_of
 from penstock.loader.watched_steps import MadeBatch, WatchedStep, add_watcher, remove_watcher
 from penstock.observing.trace_file import BASE, check_writable, write_trace
 from penstock.program_line import warn
@@ -270,7 +271,7 @@ class StepWindow:
             if known == loader:
                 return number
         live = loader()
-        kind = "gone" if live is None else type(live.dataset).__name__
+        kind = "gone" if live is None else title_of(live)
         self._loaders.append((loader, kind))
         return len(self._loaders) - 1
 
