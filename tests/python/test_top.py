@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,12 +14,11 @@ from rich.segment import Segment
 from shown_pools import FIRST, GROUP, SECOND, busy_pool, busy_status, ledger, status, trainer
 from test_pool_status import worker
 
-from penstock.live import dashboard_server
 from penstock.live.pool_history import EventLog, EventView
 from penstock.live.pool_view import pool_view
 from penstock.live.top_screen import frame, frame_text, make_console
 from penstock.live.top_state import TopState
-from penstock.live.top_tables import JOBS, LIMITS
+from penstock.live.top_tables import JOBS
 
 NOW = 1_800_000_003.0
 
@@ -305,12 +303,6 @@ def test_names_are_shown_as_they_are() -> None:
     assert "[bold]a[/] :smile: https://x \\x1b[2J\\n" in top.text
     shown = top.text + frame_text(view, is_tree=True)
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", shown)
-
-
-def test_limits_have_the_dashboards_words() -> None:
-    pages = Path(dashboard_server.__file__).parent / "pages"
-    found = re.search(r"const LIMITS = \{(.*?)\};", (pages / "words.js").read_text(), re.DOTALL)
-    assert found and dict(re.findall(r'(\w+): "(.*?)",', found[1])) == LIMITS
 
 
 def test_json_has_jobs_with_ranks_and_totals() -> None:

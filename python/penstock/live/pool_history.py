@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from penstock.live.pool_view import PoolView
+from penstock.live.pool_view import JobGroup, PoolView
 
 EVENTS_MAX = 200
+ENDED_MAX = 32
 POINTS_MAX = 900  # 15 minutes, at one point a second
 TRAINERS_MAX = 24  # per point
 
@@ -153,6 +154,67 @@ def _scaling(before: PoolView, after: PoolView) -> Iterator[Change]:
             f"engine {after.engine.name}: {after.engine.wanted} workers wanted, "
             f"{before.engine.wanted} before; {after.engine.reason}",
         )
+
+
+@dataclass(frozen=True, slots=True)
+class EndedJob:
+    """A job whose ranks have all left. ``seen_s`` is the time from its first status to its last, in
+    seconds, ``ranks`` has the ids of its trainers, and ``verdict`` is the last one while it
+    requested batches."""
+
+    id: str
+    title: str
+    user: str | None
+    ranks: tuple[str, ...]
+    ended_at: float
+    seen_s: float
+    delivered_batches: int
+    verdict: str
+
+
+class EndedJobs:
+    """The jobs that have left the pool, newest last. Confined to the thread that takes the
+    statuses; other threads may use the result of ``jobs``."""
+
+    def __init__(self) -> None:
+        self._ended: deque[EndedJob] = deque(maxlen=ENDED_MAX)
+        self._controller = ""
+        self._first_at: dict[str, float] = {}  # by job that is there
+        self._last: dict[str, JobGroup] = {}
+        self._verdicts: dict[str, str] = {}
+
+    def add(self, view: PoolView) -> None:
+        """Take the next status. A status of another controller forgets the jobs."""
+        if self._controller != view.controller:
+            self._controller = view.controller
+            for kept in (self._ended, self._first_at, self._last, self._verdicts):
+                kept.clear()
+        there = {group.id: group for group in view.job_groups()}
+        for ended in [one for one in self._ended if one.id in there]:  # it was silent for a while
+            self._ended.remove(ended)
+        for identity in self._last.keys() - there.keys():
+            self._ended.append(self._end(self._last[identity], view.at))
+        for identity, group in there.items():
+            self._first_at.setdefault(identity, view.at)
+            if not group.is_idle:
+                self._verdicts[identity] = group.verdict().text
+        self._last = there
+
+    def _end(self, group: JobGroup, at: float) -> EndedJob:
+        seen_s = at - self._first_at.pop(group.id)
+        return EndedJob(
+            id=group.id,
+            title=group.title,
+            user=group.ranks[0].user,
+            ranks=tuple(rank.id for rank in group.ranks),
+            ended_at=at,
+            seen_s=seen_s,
+            delivered_batches=group.total("delivered_batches"),
+            verdict=self._verdicts.pop(group.id, "it requested no batches"),
+        )
+
+    def jobs(self) -> tuple[EndedJob, ...]:
+        return tuple(self._ended)
 
 
 class PoolHistory:

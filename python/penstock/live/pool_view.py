@@ -14,13 +14,27 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock import _pool
 from penstock.errors import PenstockError
 from penstock.pool.pool_log import printable_line, short_id
 from penstock.pool.pool_status import name_of, software_of
 
+# The limits that a controller's status names, for people.
+LIMITS = {
+    "unknown": "not measured yet",
+    "trainer": "the trainer",
+    "workers": "the workers' CPUs",
+    "waiting": "waiting in the workers",
+    "link": "the link",
+    "storage": "the storage",
+    "sampler": "the sampler",
+    "other": "causes other than workers",
+}
+# From these shares of waiting on, a job is shown as waiting, and as waiting much.
+WAITING_WARN = 0.1
+WAITING_BAD = 0.3
 # The states of a worker, in the order in which totals are listed.
 WORKER_STATES = ("serving", "free", "moving", "stuck", "draining")
 
@@ -178,6 +192,14 @@ class PoolView:
         return {**fields, "totals": self.totals(), "jobs": jobs}
 
 
+class Verdict(NamedTuple):
+    """A sentence about a job, for its operator. ``tone`` is good, warn, bad, or "" if there is
+    nothing to judge."""
+
+    tone: str
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class JobGroup:
     """The ranks of a job, in order. ``id`` is the id of the group, or of the only trainer."""
@@ -207,15 +229,52 @@ class JobGroup:
         """Return the share of the rank that waits most, as the other ranks in turn wait for it."""
         return max((r.waited_share for r in self.ranks if r.waited_share is not None), default=None)
 
+    @property
+    def is_idle(self) -> bool:
+        return all(rank.is_idle for rank in self.ranks)
+
+    def verdict(self) -> Verdict:
+        """Judge the job by its rank that waits most: the other ranks in turn wait for it."""
+        if self.is_idle:
+            idle_s = min(rank.idle_s for rank in self.ranks)
+            return Verdict("", f"idle for {idle_s:.0f} s, as between epochs")
+        without = [rank for rank in self.ranks if not rank.is_idle and rank.workers == 0]
+        if without:
+            who = f"rank {without[0].rank} has" if self.has_ranks else "it has"
+            return Verdict("bad", f"{who} no workers: {without[0].reason}")
+        measured = [one for one in self.ranks if one.is_measured and one.waited_share is not None]
+        if not measured:
+            return Verdict("", "not measured yet")
+        worst = max(measured, key=lambda one: one.waited_share or 0.0)
+        waited = worst.waited_share or 0.0
+        if waited < WAITING_WARN:
+            who = "no rank waits more than" if self.has_ranks else "it waits"
+            return Verdict("good", f"{who} {waited:.0%} of the time")
+        who = f"rank {worst.rank} waits" if self.has_ranks else "it waits"
+        limit = LIMITS.get(worst.limited_by, worst.limited_by)
+        text = f"{who} {waited:.0%} of the time, limited by {limit}"
+        least = min(one.waited_share or 0.0 for one in measured)
+        if least < waited / 2:
+            text += f"; another rank waits only {least:.0%}"
+        missing = sum(max(0, one.workers_wanted - one.workers) for one in self.ranks)
+        if missing > 0:
+            text += f"; {missing} more worker{'s' if missing > 1 else ''} would help"
+        return Verdict("bad" if waited >= WAITING_BAD else "warn", text)
+
     def as_json(self) -> dict[str, Any]:
-        first = self.ranks[0]
+        first, verdict = self.ranks[0], self.verdict()
         return {
             "id": self.id,
             "job": first.job,
             "user": first.user,
             "world_size": first.world_size,
             "ranks": [rank.id for rank in self.ranks],
+            "title": self.title,
+            "is_idle": self.is_idle,
+            "verdict": verdict.text,
+            "tone": verdict.tone,
             "workers": self.total("workers"),
+            "workers_wanted": sum(one.workers_wanted for one in self.ranks if not one.is_idle),
             "batches_per_s": self.total("batches_per_s"),
             "bytes_per_s": self.total("bytes_per_s"),
             "waited_share_max": self.waited_share(),

@@ -17,9 +17,23 @@ from penstock import _pool
 from penstock._version import __version__
 from penstock.errors import PenstockError
 from penstock.graph.plan_picture import read_picture
-from penstock.live.pool_history import POINTS_MAX, EventLog, EventView, PoolHistory
+from penstock.live.pool_history import (
+    POINTS_MAX,
+    EndedJob,
+    EndedJobs,
+    EventLog,
+    EventView,
+    PoolHistory,
+)
 from penstock.live.pool_metrics import PoolTotals, exposition, pool_metrics
-from penstock.live.pool_view import STEP_PARTS, PoolAddress, PoolView, StatusPoller, with_short_ids
+from penstock.live.pool_view import (
+    LIMITS,
+    STEP_PARTS,
+    PoolAddress,
+    PoolView,
+    StatusPoller,
+    with_short_ids,
+)
 
 INTERVAL_S = 1.0
 PLAN_S = 5.0  # how long a trainer's plan is cached
@@ -41,6 +55,7 @@ class PoolWatch:
         self._taken_at = 0.0  # by the monotonic clock
         self._trouble = "the controller has not answered yet; ask again in a second"
         self._events = EventLog()
+        self._ended = EndedJobs()
         self._history = PoolHistory()
         self._totals = PoolTotals()
         self._status: bytes | None = None  # the JSON of _view, once a reader has requested it
@@ -66,6 +81,11 @@ class PoolWatch:
         with self._lock:
             return self._view, self._events.events(), self._trouble
 
+    def ended_jobs(self) -> tuple[EndedJob, ...]:
+        """Return the jobs that have left, newest last."""
+        with self._lock:
+            return self._ended.jobs()
+
     def take(self, view: PoolView) -> None:
         """Take the next status. Called by the asking thread."""
         ids = [one.id for one in view.trainers]
@@ -77,6 +97,7 @@ class PoolWatch:
             self._view, self._trouble, self._status = view, "", None
             self._taken_at = time.monotonic()
             self._events.add(view)
+            self._ended.add(view)
             self._history.add(view)
             self._totals.add(view)
 
@@ -100,6 +121,8 @@ class PoolWatch:
             view = self._current()
             if self._status is None:
                 fields = view.as_json()
+                fields["ended_jobs"] = [asdict(job) for job in self._ended.jobs()]
+                fields["limits"] = LIMITS
                 fields["penstock"] = __version__
                 fields["step_parts"] = [asdict(part) for part in STEP_PARTS]
                 self._status = _encoded(fields)

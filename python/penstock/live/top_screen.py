@@ -146,7 +146,7 @@ def _show(console: Console, state: TopState, watch: PoolWatch) -> str:
                 if answer == "refresh":
                     watch.ask_now()
             view, events, state.trouble = watch.latest()
-            state.update(view or state.view, events)
+            state.update(view or state.view, events, watch.ended_jobs())
             # The ages of a frame are in seconds.
             now = (state.view, state.trouble, console.size, int(time.monotonic()))
             if pressed or now != drawn:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.live.pool_history import EventView
+from penstock.live.pool_history import EndedJob, EventView
 from penstock.live.pool_view import Ledger, PoolView
 from penstock.live.top_tables import (
     TABLES,
@@ -95,15 +95,21 @@ class TopState:
     _table: int = 0
     _folded: set[str] = field(default_factory=set)
     _events: tuple[EventView, ...] = ()
+    _ended: tuple[EndedJob, ...] = ()
     _ledgers_before: dict[str, Ledger] = field(default_factory=dict)
     _places: list[_Place] = field(default_factory=lambda: [_Place() for _ in TABLES])
 
-    def update(self, view: PoolView, events: tuple[EventView, ...]) -> None:
+    def update(
+        self,
+        view: PoolView,
+        events: tuple[EventView, ...],
+        ended: tuple[EndedJob, ...] = (),
+    ) -> None:
         """Take a new status, unless the view is paused."""
         if not self.is_paused and view is not self.view:
             before = self.view.trainers
             self._ledgers_before = {one.id: one.ledger for one in before if one.ledger is not None}
-            self.view, self._events = view, events
+            self.view, self._events, self._ended = view, events, ended
 
     @property
     def table(self) -> Table:
@@ -119,7 +125,7 @@ class TopState:
     def rows(self) -> list[ShownRow]:
         """Return all rows of the table that pass the filter, in order."""
         table, place = self.table, self.place
-        display = DisplayData(self.view, self._ledgers_before, self._events)
+        display = DisplayData(self.view, self._ledgers_before, self._events, self._ended)
         rows = sorted_rows([*table.rows(display, self.is_tree)], place.sort, place.is_descending)
 
         def is_shown(row: Row) -> bool:

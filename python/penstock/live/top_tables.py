@@ -9,21 +9,21 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from penstock.live.pool_history import EventView
-from penstock.live.pool_view import STEP_PARTS, JobGroup, Ledger, PoolView, TrainerView, WorkerView
+from penstock.live.pool_history import EndedJob, EventView
+from penstock.live.pool_view import (
+    LIMITS,
+    STEP_PARTS,
+    WAITING_BAD,
+    WAITING_WARN,
+    JobGroup,
+    Ledger,
+    PoolView,
+    TrainerView,
+    WorkerView,
+)
 
 SILENT_S = 5.0  # a worker without reports for longer has a problem
-# The words and the formats are the same as in the dashboard (pages/words.js).
-LIMITS = {
-    "unknown": "not measured yet",
-    "trainer": "the trainer",
-    "workers": "the workers' CPUs",
-    "waiting": "waiting in the workers",
-    "link": "the link",
-    "storage": "the storage",
-    "sampler": "the sampler",
-    "other": "causes other than workers",
-}
+# The formats are the same as in the dashboard (pages/words.js).
 _WORKER_TONES = {"serving": "good", "free": "", "stuck": "bad"}  # "warn" in any other state
 _EVENT_TONES = {
     "worker_died": "bad", "worker_left": "warn", "trainer_left": "dim", "hedged": "warn",
@@ -51,6 +51,10 @@ def byte_count(value: float) -> str:
     return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
 
 
+def format_clock(at: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at))
+
+
 def byte_rate(value: float) -> str:
     return f"{byte_count(value)}/s"
 
@@ -58,7 +62,7 @@ def byte_rate(value: float) -> str:
 def tone_of_waiting(waited: float | None) -> str:
     if waited is None:
         return ""
-    return "bad" if waited >= 0.3 else "warn" if waited >= 0.1 else "good"
+    return "bad" if waited >= WAITING_BAD else "warn" if waited >= WAITING_WARN else "good"
 
 
 class Column(NamedTuple):
@@ -95,11 +99,13 @@ class Row:
 
 
 class DisplayData(NamedTuple):
-    """The data of a display: the current pool, earlier ledgers of its trainers, and its events."""
+    """The data of a display: the current pool, earlier ledgers of its trainers, its events, and the
+    jobs that have ended."""
 
     view: PoolView
     ledgers_before: Mapping[str, Ledger]
     events: Sequence[EventView]
+    ended: Sequence[EndedJob] = ()
 
 
 class Table(NamedTuple):
@@ -116,6 +122,8 @@ def _job_rows(display: DisplayData, is_tree: bool) -> Iterator[Row]:
             yield _group_row(group, parent)
         for rank in group.ranks:
             yield _trainer_row(rank, parent)
+    for ended in reversed(display.ended):
+        yield _ended_row(ended)
     users = {one.id: one.user or "" for one in display.view.trainers}
     for worker in display.view.workers if is_tree else ():
         if worker.works_for in users:
@@ -143,8 +151,8 @@ def _group_row(group: JobGroup, identity: str) -> Row:
     values = {column.name: group.total(column.name) for column in _JOB_NUMBERS}
     values |= {"waited_share": group.waited_share(), "job": group.title, "user": user}
     values["id"] = group.id[:8]
-    detail = "totals of the ranks of one job; its waiting share is the maximum of its ranks"
-    return Row(identity, values, None, detail, tone_of_waiting(group.waited_share()), user)
+    verdict = group.verdict()
+    return Row(identity, values, None, verdict.text, verdict.tone, user)
 
 
 def _trainer_row(trainer: TrainerView, parent: str | None) -> Row:
@@ -161,6 +169,18 @@ def _trainer_row(trainer: TrainerView, parent: str | None) -> Row:
     elif trainer.workers == 0:
         detail, tone = f"no workers; {trainer.reason}", "bad"
     return Row(trainer.id, values, parent, detail, tone, trainer.user or "")
+
+
+def _ended_row(ended: EndedJob) -> Row:
+    values = {
+        "job": ended.title,
+        "user": ended.user or "",
+        "id": ended.id[:8],
+        "delivered_batches": ended.delivered_batches,
+        "limited_by": f"ended {format_clock(ended.ended_at)}",
+    }
+    detail = f"ended {format_clock(ended.ended_at)}; {ended.verdict}"
+    return Row(f"ended {ended.id}", values, None, detail, "dim", ended.user or "")
 
 
 def _worker_rows(display: DisplayData, is_tree: bool) -> Iterator[Row]:
@@ -266,7 +286,7 @@ STAGES = Table("Stages", _stage_rows, (
     *(Column(p.name, p.title.upper(), p.meaning, "{:.1%}".format) for p in STEP_PARTS),
 ))  # fmt: skip
 EVENTS = Table("Events", _event_rows, (
-    Column("at", "WHEN", "time of day", lambda at: time.strftime("%H:%M:%S", time.localtime(at))),
+    Column("at", "WHEN", "time of day", format_clock),
     Column("kind", "KIND", "joined, died, left, assigned, hedged, replanned or scaled"),
     Column("text", "EVENT", "description"),
 ))  # fmt: skip

@@ -38,7 +38,7 @@ function viewOf(name) {
 }
 
 function show() {
-  const wanted = location.hash.slice(1);
+  const [wanted, words] = location.hash.slice(1).split("?");
   const name = VIEWS.some(([one]) => one === wanted) ? wanted : "overview";
   const isChange = current !== "" && current !== name;
   current = name;
@@ -49,6 +49,7 @@ function show() {
     if (link.hash === `#${name}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
+  viewOf(name).choose?.(new URLSearchParams(words ?? "").get("job") ?? "");
   at("view").replaceChildren(viewOf(name).node);
   refresh();
   if (isChange) at("main").focus({ preventScroll: true });

@@ -2,6 +2,7 @@
 // What happened in the pool, newest first.
 
 import { element, keepChildren } from "./dom.js";
+import { JobChoice } from "./job_choice.js";
 import { clock } from "./words.js";
 
 const KINDS = {
@@ -21,10 +22,15 @@ export class EventsView {
     this._list = element("ol", { class: "events", "aria-label": "Events, newest first" });
     this._nothing = element("p", { class: "hint" }, "No events since the controller started.");
     this._hidden = new Set();
+    this._choice = new JobChoice("events");
     const boxes = Object.entries(KINDS).map(([kind, [name]]) =>
       element("label", {}, element("input", { type: "checkbox", checked: true, onchange: (event) => this._turn(kind, event.target.checked) }), name),
     );
-    this.node = element("div", {}, element("div", { class: "tools", role: "group", "aria-label": "Kinds of events" }, ...boxes), this._list, this._nothing);
+    this.node = element("div", {}, element("div", { class: "tools", role: "group", "aria-label": "Kinds of events" }, this._choice.node, ...boxes), this._list, this._nothing);
+  }
+
+  choose(job) {
+    this._choice.choose(job);
   }
 
   _turn(kind, isShown) {
@@ -35,7 +41,8 @@ export class EventsView {
 
   update(feed) {
     this._feed = feed;
-    const shown = feed.events.filter((event) => !this._hidden.has(event.kind)).reverse();
+    const isChosen = this._choice.update(feed.status);
+    const shown = feed.events.filter((event) => isChosen(event.trainer) && !this._hidden.has(event.kind)).reverse();
     keepChildren(this._list, shown, (event) => `${feed.status.controller} ${event.sequence}`, itemOf, () => {});
     this._list.hidden = shown.length === 0;
     this._nothing.hidden = shown.length > 0;

@@ -4,7 +4,7 @@
 import { element, keepChildren, setText } from "./dom.js";
 import { KeptTable } from "./kept_table.js";
 import { COLOURS, LineChart } from "./line_chart.js";
-import { bytes, count, jobOf, limitOf, rate, share, titleOf, toneOfWaiting } from "./words.js";
+import { bytes, clock, count, duration, hrefOf, jobOf, rate, share, titleOf, toneOfWaiting } from "./words.js";
 
 const WINDOWS = [["1 min", 60], ["5 min", 300], ["15 min", 900]];
 const LINES_MAX = 6; // of trainers in one chart
@@ -21,16 +21,37 @@ export class OverviewView {
       element("button", { type: "button", onclick: () => this._choose(seconds) }, name),
     );
     this._jobs = new KeptTable("Jobs", [
-      { title: "Job", text: jobOf },
-      { title: "Trainer", text: (one) => one.name },
+      { title: "Job", text: (one) => one.title },
       { title: "User", text: (one) => one.user ?? "–" },
-      { title: "Workers", isNumber: true, text: (one) => workersOf(one) },
-      { title: "Batches/s", isNumber: true, text: (one) => (one.is_idle ? "idle" : rate(one.batches_per_s)) },
-      { title: "Waits", isNumber: true, text: (one) => (one.is_idle ? "–" : share(one.waited_share)), tone: (one) => (one.is_idle ? null : toneOfWaiting(one.waited_share)) },
-      { title: "Delivered", isNumber: true, text: (one) => count(one.delivered_batches) },
-      { title: "Ready", isNumber: true, text: (one) => count(one.ready_batches) },
-      { title: "Limited by", text: limitOf },
+      { title: "Verdict", text: (one) => one.verdict },
+      { title: "Waits", isNumber: true, text: (one) => share(one.waited_share_max), value: (one) => one.waited_share_max, tone: (one) => one.tone || null },
+      { title: "Batches/s", isNumber: true, text: (one) => (one.is_idle ? "idle" : rate(one.batches_per_s)), value: (one) => one.batches_per_s },
+      { title: "Delivered", isNumber: true, text: (one) => count(one.delivered_batches), value: (one) => one.delivered_batches },
+      { title: "Workers", isNumber: true, text: (one) => `${count(one.workers)} workers`, value: (one) => one.workers, href: (one) => hrefOf("workers", one.id) },
+      { title: "Steps", text: () => "steps", href: (one) => hrefOf("steps", one.id) },
+      { title: "Plan", text: () => "plan", href: (one) => hrefOf("plan", one.id) },
+      { title: "Events", text: () => "events", href: (one) => hrefOf("events", one.id) },
+    ]);
+    this._ranks = new KeptTable("Ranks", [
+      { title: "Rank", text: jobOf },
+      { title: "Trainer", text: (one) => one.name },
+      { title: "Workers", isNumber: true, text: workersOf, value: (one) => one.workers },
+      { title: "Batches/s", isNumber: true, text: (one) => (one.is_idle ? "idle" : rate(one.batches_per_s)), value: (one) => one.batches_per_s },
+      { title: "Waits", isNumber: true, text: (one) => (one.is_idle ? "–" : share(one.waited_share)), value: (one) => one.waited_share, tone: (one) => (one.is_idle ? null : toneOfWaiting(one.waited_share)) },
+      { title: "Delivered", isNumber: true, text: (one) => count(one.delivered_batches), value: (one) => one.delivered_batches },
+      { title: "Ready", isNumber: true, text: (one) => count(one.ready_batches), value: (one) => one.ready_batches },
+      { title: "Limited by", text: (one) => this._limits[one.limited_by] ?? one.limited_by },
       { title: "Reason for worker count", text: (one) => (one.is_idle ? `idle for ${Math.round(one.idle_s)} s` : one.reason) },
+    ]);
+    this._limits = {};
+    this._ended = new KeptTable("Ended jobs", [
+      { title: "Job", text: (one) => one.title },
+      { title: "User", text: (one) => one.user ?? "–" },
+      { title: "Ended", text: (one) => clock(one.ended_at), value: (one) => one.ended_at },
+      { title: "Seen for", isNumber: true, text: (one) => duration(one.seen_s), value: (one) => one.seen_s },
+      { title: "Delivered", isNumber: true, text: (one) => count(one.delivered_batches), value: (one) => one.delivered_batches },
+      { title: "Last verdict", text: (one) => one.verdict },
+      { title: "Events", text: () => "events", href: (one) => hrefOf("events", one.id) },
     ]);
     this._engine = element("p", { class: "panel", hidden: true });
     this.node = element(
@@ -41,6 +62,8 @@ export class OverviewView {
       element("div", { class: "tools", role: "group", "aria-label": "Time shown" }, ...this._buttons),
       element("div", { class: "charts" }, this._batches.node, this._waiting.node, this._workers.node),
       this._jobs.node,
+      this._ranks.node,
+      this._ended.node,
     );
     this._mark();
   }
@@ -70,7 +93,12 @@ export class OverviewView {
     this._waiting.update(points, shown.map((one) => ({ name: titleOf(one), colour: this._colourOf(one.id), values: of(one, 1) })), to - this._window, to);
     const workers = [["all", "var(--rest)", "workers"], ["serving", COLOURS[0], "workers_serving"]];
     this._workers.update(points, workers.map(([name, colour, key]) => ({ name, colour, values: points.map((point) => point[key]) })), to - this._window, to);
-    this._jobs.update(trainers, "No job uses this pool now.");
+    this._limits = feed.status.limits;
+    this._jobs.update(feed.status.jobs, "No job uses this pool now.");
+    this._ranks.update(trainers, "");
+    this._ranks.node.hidden = trainers.length === 0;
+    this._ended.update([...feed.status.ended_jobs].reverse(), "");
+    this._ended.node.hidden = feed.status.ended_jobs.length === 0;
   }
 
   // A rank keeps its colour in all charts, and when others come and go.

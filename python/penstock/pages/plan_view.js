@@ -11,12 +11,23 @@ export class PlanView {
     this._picture = new PlanPicture();
     this.node = element("div", {}, element("div", { class: "tools" }, element("label", { for: "plan-of" }, "Plan of ", this._choice)), this._picture.node);
     this._shown = "";
+    this._wanted = "";
+  }
+
+  // Shows the plan of the job's first rank, once the job is known.
+  choose(job) {
+    this._wanted = job;
   }
 
   update(feed) {
     this._feed = feed;
     const { trainers } = feed.status;
     this._offer(trainers);
+    const rank = feed.status.jobs.find((one) => one.id === this._wanted)?.ranks[0];
+    if (rank !== undefined) {
+      this._choice.value = rank;
+      this._wanted = "";
+    }
     const known = this._choice.value === "" ? undefined : feed.planOf(this._choice.value);
     const text = JSON.stringify([this._choice.value, trainers.length > 0, known === undefined, known?.plan, known?.trouble, known?.hasLeft]);
     if (text === this._shown) return;

@@ -2,6 +2,7 @@
 // Where the time of a step goes, by rank.
 
 import { element, keepChildren, setText } from "./dom.js";
+import { JobChoice } from "./job_choice.js";
 import { seconds, share, titleOf } from "./words.js";
 
 const COLOURS = {
@@ -21,13 +22,20 @@ const COLOURS = {
 export class StepsView {
   constructor() {
     this._hint = element("p", { class: "hint" }, "Each second of a step belongs to one part: working, or waiting in one stage. The last 15 seconds are shown.");
+    this._choice = new JobChoice("steps");
     this._legend = element("ul", { class: "legend" });
     this._ranks = element("div");
-    this.node = element("div", {}, this._hint, element("div", { class: "panel" }, this._legend), this._ranks);
+    this.node = element("div", {}, this._hint, element("div", { class: "tools" }, this._choice.node), element("div", { class: "panel" }, this._legend), this._ranks);
+  }
+
+  choose(job) {
+    this._choice.choose(job);
   }
 
   update(feed) {
-    const { trainers, step_parts } = feed.status;
+    const { step_parts } = feed.status;
+    const isChosen = this._choice.update(feed.status);
+    const trainers = feed.status.trainers.filter((one) => isChosen(one.id));
     const parts = [...step_parts, { name: "waiting", title: "waiting", meaning: "waiting for a batch, without a reported cause" }];
     const rows = trainers.map((trainer) => ({ trainer, ...timesOf(trainer, feed.ledgerLately(trainer)) }));
     const used = parts.filter((part) => part.name !== "waiting" || rows.some((row) => "waiting" in row.times));

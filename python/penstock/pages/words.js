@@ -51,17 +51,13 @@ export function toneOfWaiting(value) {
   return value >= 0.3 ? "bad" : value >= 0.1 ? "warn" : "good";
 }
 
-const LIMITS = {
-  unknown: "not measured yet",
-  trainer: "the trainer",
-  workers: "the workers' CPUs",
-  waiting: "waiting in the workers",
-  link: "the link",
-  storage: "the storage",
-  sampler: "the sampler",
-  other: "causes other than workers",
-};
+// The address of a view, of one job if `job` is not empty.
+export function hrefOf(view, job) {
+  return job === "" ? `#${view}` : `#${view}?job=${encodeURIComponent(job)}`;
+}
 
-export function limitOf(trainer) {
-  return LIMITS[trainer.limited_by] ?? trainer.limited_by;
+export function duration(value) {
+  if (value < 60) return `${Math.round(value)}\u00a0s`;
+  if (value < 3600) return `${Math.round(value / 60)}\u00a0min`;
+  return `${(value / 3600).toFixed(1)}\u00a0h`;
 }

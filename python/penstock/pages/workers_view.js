@@ -3,7 +3,8 @@
 
 import { element, keepChildren, setText } from "./dom.js";
 import { KeptTable } from "./kept_table.js";
-import { titleOf } from "./words.js";
+import { JobChoice } from "./job_choice.js";
+import { hrefOf, titleOf } from "./words.js";
 
 const STATES = [
   ["serving", "--s1"],
@@ -21,12 +22,14 @@ export class WorkersView {
     this._legend = element("ul", { class: "legend" });
     this._search = element("input", { type: "search", placeholder: "node7, serving, train.py", oninput: () => this._again() });
     this._titles = new Map();
+    this._hrefs = new Map(); // to the steps of a rank's job
+    this._choice = new JobChoice("workers");
     this._table = new KeptTable("Workers", [
       { title: "Worker", text: (one) => one.name },
       { title: "State", text: (one) => one.state, tone: (one) => TONES[one.state] ?? "" },
-      { title: "Works for", text: (one) => this._workOf(one) },
+      { title: "Works for", text: (one) => this._workOf(one), href: (one) => this._hrefs.get(one.works_for) ?? null },
       { title: "Address", text: (one) => one.endpoint },
-      { title: "Reported", isNumber: true, text: (one) => `${one.since_report_s.toFixed(1)} s ago`, tone: (one) => (one.since_report_s > SILENT_S ? "bad" : null) },
+      { title: "Reported", isNumber: true, text: (one) => `${one.since_report_s.toFixed(1)} s ago`, value: (one) => one.since_report_s, tone: (one) => (one.since_report_s > SILENT_S ? "bad" : null) },
       { title: "Cannot run", text: (one) => this._unfitOf(one) },
       { title: "Software", text: (one) => one.software || "–" },
     ]);
@@ -34,9 +37,13 @@ export class WorkersView {
       "div",
       {},
       element("div", { class: "panel" }, this._bar, this._legend),
-      element("div", { class: "tools" }, element("label", {}, "Filter workers: ", this._search)),
+      element("div", { class: "tools" }, this._choice.node, element("label", {}, "Filter workers: ", this._search)),
       this._table.node,
     );
+  }
+
+  choose(job) {
+    this._choice.choose(job);
   }
 
   _again() {
@@ -47,6 +54,8 @@ export class WorkersView {
     this._feed = feed;
     const { workers, trainers, totals } = feed.status;
     this._titles = new Map(trainers.map((one) => [one.id, titleOf(one)]));
+    this._hrefs = new Map(feed.status.jobs.flatMap((job) => job.ranks.map((rank) => [rank, hrefOf("steps", job.id)])));
+    const isChosen = this._choice.update(feed.status);
     const states = totals.workers_by_state;
     keepChildren(
       this._bar,
@@ -73,7 +82,7 @@ export class WorkersView {
       (item, [state]) => setText(item.lastChild, `${states[state]} ${state}`),
     );
     const wanted = this._search.value.trim().toLowerCase();
-    const shown = workers.filter((one) => `${one.name} ${one.id} ${one.state} ${this._workOf(one)} ${one.endpoint}`.toLowerCase().includes(wanted));
+    const shown = workers.filter((one) => isChosen(one.works_for) && `${one.name} ${one.id} ${one.state} ${this._workOf(one)} ${one.endpoint}`.toLowerCase().includes(wanted));
     this._table.update(shown, workers.length > 0 ? "No worker matches." : "The pool has no workers: start some with penstock worker.");
   }
 
