@@ -157,8 +157,19 @@ void bind_controller(py::module_& module) {
           py::arg("user_terms") = Terms())
       .def_property_readonly("endpoint", [](const Controller& self) { return self.endpoint().text(); })
       .def(
-          "run", [](Controller& self, int stop_fd) { unwrap(without_gil([&] { return self.run(stop_fd); })); },
-          py::arg("stop_fd"));
+          "run",
+          [](Controller& self, int stop_fd, const std::optional<py::function>& log) {
+            const Controller::Log call = [&log](const std::string& line, bool is_failure) {
+              const py::gil_scoped_acquire gil;
+              const auto size = static_cast<py::ssize_t>(line.size());
+              // The line contains bytes that other processes have chosen.
+              PyObject* text = PyUnicode_DecodeUTF8(line.data(), size, "backslashreplace");
+              if (text == nullptr) throw py::error_already_set();
+              (*log)(py::reinterpret_steal<py::str>(text), is_failure);
+            };
+            unwrap(without_gil([&] { return self.run(stop_fd, log ? call : Controller::Log()); }));
+          },
+          py::arg("stop_fd"), py::arg("log") = py::none());
 
   module.def(
       "pool_status",

@@ -62,16 +62,25 @@ Controller::Controller(std::unique_ptr<net::SocketContext> context, std::unique_
       roster_(controller_id, clock_now(), std::move(shares)),
       standing_{.endpoint = server_->endpoint().text()} {}
 
-Result<void> Controller::run(int stop_fd) {
+Result<void> Controller::run(int stop_fd, const Log& log) {
   const std::array<net::Waitable, 1> sockets{server_->waitable()};
   const std::array<int, 1> fds{stop_fd};
   std::array<bool, 1> is_readable{};
   for (;;) {
     const auto has_more = serve();
     if (!has_more) return has_more.error();
+    log_events(log);
     const auto timeout = has_more.value() ? std::chrono::milliseconds(0) : wait_time(roster_.next_tick(), clock_now());
     if (auto waited = net::wait_readable(sockets, fds, is_readable, timeout); !waited) return waited;
     if (is_readable[0]) return {};
+  }
+}
+
+void Controller::log_events(const Log& log) {
+  for (const scheduling::MemberEvent& event : roster_.take_events()) {
+    if (!log) continue;
+    const std::string who = std::string(event.is_worker ? "worker " : "trainer ") + format_id(event.id).substr(0, 8);
+    log(event.has_joined ? who + " joined: " + event.text : who + " left: " + event.text, event.is_failure);
   }
 }
 

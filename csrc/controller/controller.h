@@ -5,6 +5,7 @@
 // refused with a reason, and so is a message that does not belong to this protocol.
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -45,8 +46,12 @@ class Controller {
 
   const net::Endpoint& endpoint() const { return server_->endpoint(); }
 
-  // Serves until `stop_fd` is readable. Blocks.
-  Result<void> run(int stop_fd);
+  // A line for people; `is_failure` for a member that has left without announcing it.
+  using Log = std::function<void(const std::string& line, bool is_failure)>;
+
+  // Serves until `stop_fd` is readable. Blocks. `log`, if there is one, gets a line for each worker and each trainer
+  // that joins or leaves, with the reason; the lines contain text that these processes have chosen.
+  Result<void> run(int stop_fd, const Log& log = {});
   // Takes the messages that are available, at most kMessagesPerTurn, so that leases expire and the stop request is
   // noticed under any load. Returns true if there may be more. Never blocks.
   Result<bool> serve();
@@ -70,6 +75,7 @@ class Controller {
   void refuse(const net::Peer& peer, std::string reason);
   void refuse_for_now(const net::Peer& peer, std::string reason);
   void refuse_role(const net::Peer& peer);
+  void log_events(const Log& log);
   void push_orders();
   void push_rosters();
   void forget_reporters();

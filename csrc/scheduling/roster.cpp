@@ -2,8 +2,11 @@
 #include "scheduling/roster.h"
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
+#include <iterator>
 #include <limits>
+#include <string>
 #include <tuple>
 #include <utility>
 
@@ -37,6 +40,11 @@ std::string mismatch(const wire::WorkerReport& worker, const wire::TrainerReport
   return "";
 }
 
+std::string silence_text() {
+  const auto lease = std::chrono::duration_cast<std::chrono::milliseconds>(session::kLease);
+  return "no report for " + std::to_string(lease.count()) + " ms";
+}
+
 // A worker's location, for dividing the places of a pool.
 std::string place_of(const WorkerHolder& holder) {
   return holder.machine.empty() ? "at " + holder.address : "of " + holder.machine;
@@ -62,7 +70,7 @@ wire::WorkerOrders Roster::worker_reported(const wire::WorkerReport& report, Ins
       orders.is_fenced = true;
       return orders;
     }
-    drop_worker(known);
+    drop_worker(known, "it has lost its connection, and continues as its next incarnation");
   }
   const bool is_new = !workers_.contains(report.worker_id);
   if (is_new) is_balanced_ = false;
@@ -70,6 +78,7 @@ wire::WorkerOrders Roster::worker_reported(const wire::WorkerReport& report, Ins
   if (is_new) {
     worker.view = ++view_count_;  // greater than all before, as the worker may have been here and lost its lease
     worker.arrival = ++arrival_count_;
+    note_event({.is_worker = true, .id = report.worker_id, .has_joined = true, .text = report.about});
   }
   const bool has_moved = worker.report.endpoint != report.endpoint || worker.holder.key != holder.key;
   for (const uint64_t trainer_id : report.declined)
@@ -109,6 +118,8 @@ wire::TrainerRoster Roster::trainer_reported(const wire::TrainerReport& report, 
   if (is_new) {
     trainer.view = ++view_count_;  // greater than all before, as the trainer may have been here and lost its lease
     trainer.arrival = ++arrival_count_;
+    const std::string owner = user.empty() ? "" : " of the user " + user;
+    note_event({.id = report.trainer_id, .has_joined = true, .text = report.job + owner + "; " + report.about});
     for (auto& [worker_id, worker] : workers_)
       if (worker.trainer_id == 0 && worker.report.trainer_id == report.trainer_id && !worker.is_to_part)
         assign(worker, report.trainer_id);
@@ -120,13 +131,17 @@ wire::TrainerRoster Roster::trainer_reported(const wire::TrainerReport& report, 
 void Roster::worker_left(uint64_t worker_id, Instant now) {
   const auto found = workers_.find(worker_id);
   if (found == workers_.end()) return;
-  drop_worker(found);
+  const bool was_asked = found->second.is_to_drain;
+  drop_worker(found, was_asked                    ? "it was drained on request"
+                     : found->second.is_leaving() ? "it was drained"
+                                                  : "it ended");
   balance(now);
 }
 
 void Roster::trainer_left(uint64_t trainer_id, Instant now) {
-  if (trainers_.erase(trainer_id) == 0) return;
-  is_balanced_ = false;
+  const auto found = trainers_.find(trainer_id);
+  if (found == trainers_.end()) return;
+  drop_trainer(found, "it ended");
   balance(now);
 }
 
@@ -142,7 +157,8 @@ bool Roster::make_room_for_worker(const WorkerHolder& holder, Instant now) {
   };
   const auto least = std::min_element(workers_.begin(), workers_.end(),
                                       [&](const auto& a, const auto& b) { return worth(a) < worth(b); });
-  worker_left(least->first, now);
+  drop_worker(least, "the pool is full, and its machine has the most workers", true);
+  balance(now);
   return true;
 }
 
@@ -160,7 +176,8 @@ bool Roster::make_room_for_trainer(const std::string& user, Instant now) {
   };
   const auto least = std::min_element(trainers_.begin(), trainers_.end(),
                                       [&](const auto& a, const auto& b) { return worth(a) < worth(b); });
-  trainer_left(least->first, now);
+  drop_trainer(least, "the pool is full, and its user has the most trainers", true);
+  balance(now);
   return true;
 }
 
@@ -181,11 +198,13 @@ void Roster::tick(Instant now) {
     const auto worker = at++;
     if (now - worker->second.reported_at < session::kLease) continue;
     fence(worker->first, worker->second.report.incarnation);
-    drop_worker(worker);
+    drop_worker(worker, silence_text(), true);
   }
   for (auto& [worker_id, worker] : workers_) end_overstay(worker, now);
-  if (std::erase_if(trainers_, [&](const auto& item) { return now - item.second.reported_at >= session::kLease; }) > 0)
-    is_balanced_ = false;
+  for (auto at = trainers_.begin(); at != trainers_.end();) {
+    const auto trainer = at++;
+    if (now - trainer->second.reported_at >= session::kLease) drop_trainer(trainer, silence_text(), true);
+  }
   balance(now);
 }
 
@@ -377,7 +396,28 @@ void Roster::release(Worker& worker) {
   note_orders(worker);
 }
 
-void Roster::drop_worker(std::map<uint64_t, Worker>::iterator worker) {
+std::vector<MemberEvent> Roster::take_events() {
+  std::vector<MemberEvent> taken(std::make_move_iterator(events_.begin()), std::make_move_iterator(events_.end()));
+  events_.clear();
+  return taken;
+}
+
+void Roster::note_event(MemberEvent event) {
+  events_.push_back(std::move(event));
+  if (events_.size() > kMemberEventsMax) events_.pop_front();
+}
+
+void Roster::drop_trainer(std::map<uint64_t, Trainer>::iterator trainer, const std::string& reason, bool is_failure) {
+  const uint64_t batch_count = trainer->second.report.queue.delivered_batches;
+  note_event({.id = trainer->first,
+              .is_failure = is_failure,
+              .text = reason + ", after " + std::to_string(batch_count) + " batches"});
+  is_balanced_ = false;
+  trainers_.erase(trainer);
+}
+
+void Roster::drop_worker(std::map<uint64_t, Worker>::iterator worker, std::string reason, bool is_failure) {
+  note_event({.is_worker = true, .id = worker->first, .is_failure = is_failure, .text = std::move(reason)});
   is_balanced_ = false;
   note_change(worker->second.trainer_id);
   ordered_.erase(worker->first);

@@ -80,6 +80,17 @@ struct JobTerms {
   std::optional<uint32_t> quota{};  // maximum number of workers of all their trainers
 };
 
+// A worker or a trainer that has joined the pool or left it, for the controller's log.
+struct MemberEvent {
+  bool is_worker = false;
+  uint64_t id = 0;
+  bool has_joined = false;
+  bool is_failure = false;  // it has left without announcing it
+  // What it reports about itself when it joins, else why it has left. Contains text that other processes have chosen.
+  std::string text{};
+};
+constexpr size_t kMemberEventsMax = 1024;  // that nobody has taken; then the oldest are dropped
+
 struct RosterOptions {
   AllocationPolicy policy = gpu_progress;
   double floor_share = kPoolFloorShare;
@@ -148,6 +159,8 @@ class Roster {
   wire::TrainerRoster roster_of(uint64_t trainer_id);
   // By worker, the changed orders that it has not received with an answer to its reports.
   std::map<uint64_t, wire::WorkerOrders> take_orders();
+  // The members that have joined or left since the last call, oldest first.
+  std::vector<MemberEvent> take_events();
 
   struct WorkerStatus {
     wire::WorkerReport report;
@@ -243,7 +256,9 @@ class Roster {
   // Handles a trainer that stays with the worker although it has to leave it.
   void end_overstay(Worker& worker, Instant now);
   void fence(uint64_t worker_id, uint32_t incarnation);
-  void drop_worker(std::map<uint64_t, Worker>::iterator worker);
+  void drop_worker(std::map<uint64_t, Worker>::iterator worker, std::string reason, bool is_failure = false);
+  void drop_trainer(std::map<uint64_t, Trainer>::iterator trainer, const std::string& reason, bool is_failure = false);
+  void note_event(MemberEvent event);
 
   uint64_t controller_id_;
   RosterOptions options_;
@@ -260,6 +275,7 @@ class Roster {
   uint64_t arrival_count_ = 0;
   std::set<uint64_t> ordered_;  // workers whose orders have changed
   bool is_balanced_ = false;    // no changes since the last balance
+  std::deque<MemberEvent> events_;
 };
 
 }  // namespace penstock::scheduling

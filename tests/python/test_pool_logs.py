@@ -5,6 +5,7 @@ served, rejected or had finished, nor that it was asked to leave."""
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import resource
 import signal
@@ -32,6 +33,15 @@ LINE = re.compile(
 @pytest.fixture
 def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProcesses]:
     yield from pool_of(tmp_path, monkeypatch)
+
+
+class Match(str):
+    """Equal to the texts that a pattern matches."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, str) and re.fullmatch(str(self), other) is not None
+
+    __hash__ = str.__hash__
 
 
 def said(lines: list[str]) -> list[tuple[str, str]]:
@@ -75,9 +85,33 @@ def test_logs_record_jobs_and_worker_exit_reasons(
     ]
     controller = pool.processes[0]
     assert controller.end(signal.SIGINT) == 0
-    first, last = (line for line in said(controller.lines) if "files open" not in line[1])
-    assert first[1].startswith(f"listens at {pool.endpoint}, keys in ")
-    assert last == ("penstock controller", "ends after SIGINT")
+    lines = [line for line in said(controller.lines) if "files open" not in line[1]]
+    assert {name for name, _ in lines} == {"penstock controller"}
+    first, *members, last = (text for _, text in lines)
+    assert first.startswith(f"listens at {pool.endpoint}, keys in ")
+    assert last == "ends after SIGINT"
+    worker_name, trainer_name = f"worker {worker_id[:8]}", f"trainer {trainer['id'][:8]}"
+    host = socket.gethostname()
+    assert [text for text in members if text.startswith(worker_name)] == [
+        Match(rf"{worker_name} joined: {host}, process \d+, penstock .*"),
+        Match(rf"{worker_name} left: it was drained"),
+    ]
+    assert [text for text in members if text.startswith(trainer_name)] == [
+        Match(rf"{trainer_name} joined: {re.escape(trainer['job'])}; {host}, process \d+, .*"),
+        Match(rf"{trainer_name} left: it ended, after 3 batches"),
+    ]
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_controller_logs_a_worker_that_disappears(pool: PoolProcesses) -> None:
+    worker = pool.start_worker()
+    ((worker_id, _, server),) = worker.served(1)
+    controller = pool.processes[0]
+    controller.wait_for_lines(lambda line: f"worker {worker_id[:8]}" in line)
+    os.kill(server, signal.SIGKILL)
+    lost = controller.wait_for_lines(lambda line: " left: no report for 1500 ms" in line)
+    assert f"worker {worker_id[:8]}" in lost[0]
 
 
 @pytest.mark.slow

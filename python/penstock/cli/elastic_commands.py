@@ -274,7 +274,7 @@ class _Elastic:
 
     def _serve(self) -> None:
         try:
-            self._controller.run(self._stop_read)
+            self._controller.run(self._stop_read, self._log.note_member)
         except Exception as error:  # the main thread reports it
             self._controller_error = str(error)
 

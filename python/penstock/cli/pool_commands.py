@@ -174,7 +174,7 @@ def _run_controller(args: argparse.Namespace, start_dashboard: StartDashboard) -
     for line in limit_lines:
         log.info(line)
     start_dashboard(controller.endpoint, log)
-    controller.run(stop_read)
+    controller.run(stop_read, log.note_member)
     log.info(f"ends after {signal.Signals(os.read(stop_read, 1)[0]).name}")
     return 0
 

@@ -32,6 +32,10 @@ class PoolLog:
         """Log a problem that needs attention to standard error."""
         self._write(sys.stderr, text)
 
+    def note_member(self, line: str, is_failure: bool) -> None:
+        """Log a line of a controller about a worker or a trainer."""
+        (self.warn if is_failure else self.info)(line)
+
     def _write(self, stream: TextIO, text: str) -> None:
         when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         # A full disk, or a pipe without a reader, must not end the process.

@@ -132,6 +132,50 @@ TEST_F(RosterTest, TrainerThatWantsNoWorkersIsIdleSinceItWantedSome) {
   EXPECT_EQ(report(64), Duration{});
 }
 
+TEST_F(RosterTest, EventsTellWhoJoinsAndWhoLeavesWithTheReason) {
+  const auto events = [this] {
+    std::vector<std::string> lines;
+    for (const MemberEvent& event : roster_.take_events()) {
+      const std::string who = (event.is_worker ? "worker " : "trainer ") + std::to_string(event.id);
+      lines.push_back((event.is_failure ? "! " : "") + who + (event.has_joined ? " joined: " : " left: ") + event.text);
+    }
+    return lines;
+  };
+  using Lines = std::vector<std::string>;
+  roster_.worker_reported({.worker_id = 1, .incarnation = 1, .about = "node1"}, now_);
+  roster_.trainer_reported({.trainer_id = 100, .job = "train.py", .about = "node2"}, now_, "ann");
+  EXPECT_EQ(events(), (Lines{"worker 1 joined: node1", "trainer 100 joined: train.py of the user ann; node2"}));
+  worker(1);
+  EXPECT_EQ(events(), Lines{});  // only changes are reported
+  worker(1, 0, 2);
+  EXPECT_EQ(events(), (Lines{"worker 1 left: it has lost its connection, and continues as its next incarnation",
+                             "worker 1 joined: "}));
+  worker(2);
+  worker(3);
+  worker(4, 0, 1, true);
+  events();
+  roster_.drain(2, now_);
+  for (const uint64_t id : {2, 3, 4}) roster_.worker_left(id, now_);
+  EXPECT_EQ(events(), (Lines{"worker 2 left: it was drained on request", "worker 3 left: it ended",
+                             "worker 4 left: it was drained"}));
+  roster_.trainer_reported({.trainer_id = 100, .job = "train.py", .queue = {.delivered_batches = 7}}, now_);
+  roster_.trainer_left(100, now_);
+  EXPECT_EQ(events(), (Lines{"trainer 100 left: it ended, after 7 batches"}));
+  trainer(101);
+  events();
+  pass(session::kLease);
+  EXPECT_EQ(events(), (Lines{"! worker 1 left: no report for 1500 ms",
+                             "! trainer 101 left: no report for 1500 ms, after 0 batches"}));
+}
+
+TEST_F(RosterTest, EventsThatNobodyTakesAreBounded) {
+  for (uint64_t id = 1; id <= kMemberEventsMax + 10; ++id) {
+    worker(id);
+    if (id > 8) roster_.worker_left(id - 8, now_);
+  }
+  EXPECT_EQ(roster_.take_events().size(), kMemberEventsMax);
+}
+
 TEST_F(RosterTest, SettlesBeforeItAssigns) {
   worker(1);
   EXPECT_TRUE(trainer(100).empty());
