@@ -66,6 +66,14 @@ EntryList list_of(const std::vector<Entry>& entries, const ToJson& to_json, size
   return list;
 }
 
+Json host_json(const wire::HostLoad& host) {
+  if (host.cpu_count == 0) return {};
+  return {{"cpu_share", host.cpu_permille / 1000.0},
+          {"cpu_count", host.cpu_count},
+          {"memory_bytes", host.memory_bytes},
+          {"memory_used_bytes", host.memory_used_bytes}};
+}
+
 Json worker_json(const scheduling::Roster::WorkerStatus& worker) {
   const wire::WorkerReport& report = worker.report;
   Json unfit_for = Json::array();
@@ -82,6 +90,8 @@ Json worker_json(const scheduling::Roster::WorkerStatus& worker) {
           {"stuck_s", report.is_stuck() ? seconds(std::chrono::milliseconds(report.stuck_ms)) : Json()},
           {"unfit_for", std::move(unfit_for)},
           {"unfit_reason", report.declined.empty() ? Json() : Json(report.decline_reason)},
+          {"host_load", host_json(report.host)},
+          {"log", report.log},
           {"since_report_s", seconds(worker.since_report)}};
 }
 

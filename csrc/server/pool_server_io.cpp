@@ -77,7 +77,8 @@ Result<void> PoolServerIo::begin() {
                                           .about = options_.about,
                                           .name = options_.name,
                                           .job_kinds = options_.job_kinds,
-                                          .torch = options_.torch},
+                                          .torch = options_.torch,
+                                          .log = options_.log},
                                          clock_now());
   if (!registration) return registration.error();
   registration_ = std::move(registration).value();

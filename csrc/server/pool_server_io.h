@@ -55,6 +55,7 @@ struct PoolServerOptions {
   std::string name = {};                  // by which its engine identifies it; empty without an engine
   uint8_t job_kinds = wire::kind_bit(wire::JobKind::kPython);  // that its process can run
   uint16_t torch = 0;                                          // as wire::torch_number()
+  std::shared_ptr<const LogTail> log = {};                     // its last lines; null: operators do not see them
   uint64_t arena_bytes = 0;
   uint64_t blob_bytes_max = wire::kBlobBytesMax;
   // Without a trainer, and with a controller that has been silent for this long, the worker ends. For a worker with a

@@ -98,6 +98,8 @@ void Registration::report(const session::WorkerSession& session, Duration stuck,
   report.name = description_.name;
   report.job_kinds = description_.job_kinds;
   report.torch = description_.torch;
+  report.host = host_load_.read(now);
+  if (description_.log) report.log = description_.log->text();
   report.secret = description_.run.secret;
   report.decline_reason = decline_reason_;
   const auto stuck_ms = std::chrono::duration_cast<std::chrono::milliseconds>(stuck).count();

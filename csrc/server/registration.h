@@ -16,6 +16,7 @@
 #include "net/client_socket.h"
 #include "net/endpoint.h"
 #include "net/keys.h"
+#include "server/host_load.h"
 #include "session/enrolment.h"
 #include "session/worker_session.h"
 #include "wire/reports.h"
@@ -32,7 +33,8 @@ class Registration {
     std::string about;
     std::string name;  // by which its engine identifies it; empty without an engine
     uint8_t job_kinds = wire::kind_bit(wire::JobKind::kPython);
-    uint16_t torch = 0;  // as wire::torch_number()
+    uint16_t torch = 0;                    // as wire::torch_number()
+    std::shared_ptr<const LogTail> log{};  // null: its reports contain no lines
   };
   static Result<std::unique_ptr<Registration>> open(net::SocketContext& context, net::Resolver& resolver,
                                                     const net::Endpoint& controller, const net::KeyRing& keys,
@@ -70,6 +72,7 @@ class Registration {
   std::unique_ptr<net::ClientSocket> socket_;
   Description description_;
   session::WorkerEnrolment enrolment_;
+  HostLoadMeter host_load_;
   Instant opened_at_;
   bool has_answered_ = false;
   std::string decline_reason_;

@@ -30,6 +30,7 @@
 #include "base/process.h"
 #include "net/key_folder.h"
 #include "net/keys.h"
+#include "server/host_load.h"
 #include "server/job_host.h"
 #include "server/pool_server_io.h"
 #include "server/warm_process.h"
@@ -166,12 +167,13 @@ class WorkerEnds {
 class ServedWorker {
  public:
   ServedWorker(WarmHub& hub, const ServerOrders& orders, PoolServerOptions options, const net::RunId& run)
-      : options_(std::move(options)),
+      : options_(with_log(std::move(options), tail_)),
         run_(run),
-        log_(log_name_of(orders, run)),
+        log_name_(log_name_of(orders, run)),
+        log_(log_name_),
         is_quiet_(orders.is_quiet),
         seat_(hub),
-        jobs_(seat_, log_name_of(orders, run)),
+        jobs_(seat_, log_name_),
         io_(options_, run, jobs_, nullptr),
         loop_("pk_pool_server", "which communicates with trainers", io_) {
     jobs_.set_waker(loop_.waker());
@@ -194,8 +196,10 @@ class ServedWorker {
   // Logs new notices. Returns why the worker has ended, if it has; waits for its end until the deadline.
   std::optional<Fault> look(steady_clock::time_point deadline) {
     auto reason = jobs_.wait_closed(deadline);
-    write_output(jobs_.take_output());
-    for (const std::string& notice : jobs_.take_notices()) log_.tell(notice);
+    const std::string output = jobs_.take_output();
+    write_output(output);
+    tail_->add_output(output, log_name_);
+    for (const std::string& notice : jobs_.take_notices()) warn(notice);
     note_standing(jobs_.standing());
     return reason;
   }
@@ -205,15 +209,26 @@ class ServedWorker {
     if (reason.code == Errc::kClosed) {
       say("ends: " + reason.message);
     } else {
-      log_.tell(reason.message);
+      warn(reason.message);
     }
   }
 
   void say(const std::string& text) const {
+    tail_->add(text);
     if (!is_quiet_) log_.say(text);
   }
 
  private:
+  static PoolServerOptions with_log(PoolServerOptions options, std::shared_ptr<const LogTail> tail) {
+    options.log = std::move(tail);
+    return options;
+  }
+
+  void warn(const std::string& text) const {
+    tail_->add(text);
+    log_.tell(text);
+  }
+
   static std::string where(const std::string& bound, const std::string& advertised) {
     return bound == advertised ? bound : bound + " (which trainers reach at " + advertised + ")";
   }
@@ -224,8 +239,10 @@ class ServedWorker {
     say("draining after " + std::string(name_of(standing.drain_cause)) + "; " + batches + " left");
   }
 
+  const std::shared_ptr<LogTail> tail_ = std::make_shared<LogTail>();
   const PoolServerOptions options_;
   const net::RunId run_;
+  const std::string log_name_;
   const ProcessLog log_;
   const bool is_quiet_;
   bool is_draining_ = false;

@@ -35,6 +35,11 @@ void fields(Visitor& visit, WorkerReport& m) {
   visit(m.job_kinds);
   visit(m.torch);
   visit(m.stuck_ms);
+  visit(m.host.cpu_permille);
+  visit(m.host.cpu_count);
+  visit(m.host.memory_bytes);
+  visit(m.host.memory_used_bytes);
+  visit(m.log, kLogBytesMax);
   visit(m.secret);
 }
 template <typename Visitor>
@@ -267,6 +272,8 @@ const char* fault_of(Message&) {
 const char* fault_of(WorkerReport& m) {
   if (m.worker_id == 0) return "a worker has no id";
   if (m.job_kinds == 0 || (m.job_kinds & ~kJobKinds) != 0) return "a worker runs unknown kinds of jobs";
+  if (m.host.cpu_permille > 1000 || m.host.memory_used_bytes > m.host.memory_bytes)
+    return "a worker's machine uses more than it has";
   return nullptr;
 }
 const char* fault_of(TrainerReport& m) {

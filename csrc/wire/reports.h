@@ -47,6 +47,20 @@ constexpr uint8_t kind_bit(JobKind kind) { return static_cast<uint8_t>(kind); }
 // A version of torch, 256 times its major number plus its minor number; 0: unknown.
 constexpr uint16_t torch_number(int major, int minor) { return static_cast<uint16_t>(major << 8 | minor); }
 
+// The use of a worker's machine; all zeros if it is unknown.
+struct HostLoad {
+  uint16_t cpu_permille = 0;  // the busy part of all its CPUs in the last seconds
+  uint16_t cpu_count = 0;
+  uint64_t memory_bytes = 0;
+  uint64_t memory_used_bytes = 0;  // without caches
+
+  friend bool operator==(const HostLoad&, const HostLoad&) = default;
+};
+constexpr uint16_t kCpuCountMax = 65'535;
+constexpr size_t kLogLinesMax = 3;  // of a worker in its reports
+constexpr size_t kLogLineBytesMax = 200;
+constexpr size_t kLogBytesMax = kLogLinesMax * (kLogLineBytesMax + 1);
+
 struct WorkerReport {
   uint64_t worker_id = 0;
   uint32_t incarnation = 0;
@@ -62,6 +76,8 @@ struct WorkerReport {
   // How long it has been making a batch that is no longer wanted, once that is longer than its batches take; else 0. It
   // makes no other batches meanwhile.
   uint32_t stuck_ms = 0;
+  HostLoad host{};
+  std::string log{};   // the last lines of its log
   RunSecret secret{};  // of this run
 
   bool is_stuck() const { return stuck_ms > 0; }

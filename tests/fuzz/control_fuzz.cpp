@@ -35,6 +35,8 @@ std::vector<Bytes> make_seeds() {
                                              .decline_reason = "z",
                                              .name = "pool-1",
                                              .stuck_ms = 2500,
+                                             .host = {.cpu_permille = 875, .cpu_count = 64},
+                                             .log = "serves train.py",
                                              .secret = {std::byte{1}, std::byte{2}}}),
       wire::write_control(wire::WorkerOrders{.incarnation = 1, .is_fenced = true}),
       wire::write_control(wire::TrainerReport{.trainer_id = 3, .job = "train.py", .worker_count_max = 4, .about = "y"}),

@@ -21,7 +21,7 @@ _PLAIN_USERNAME, _PLAIN_PASSWORD = 45, 46
 _CURVE_SERVER, _CURVE_PUBLICKEY, _CURVE_SECRETKEY, _CURVE_SERVERKEY = 47, 48, 49, 50
 _SNDMORE = 2
 _PART_BYTES_MAX = 9 << 20
-CONTROL_VERSION, POOL_VERSION = 7, 9
+CONTROL_VERSION, POOL_VERSION = 8, 9
 SECRET = bytes(range(16))  # of a run
 
 
@@ -167,8 +167,8 @@ _OF_PYTHON = struct.pack("<BH", 1, 0)
 def worker_report(worker_id: int, endpoint: str, version: int = CONTROL_VERSION) -> bytes:
     head = struct.pack("<QIBQ", worker_id, 1, 0, 0)
     texts = (_text(endpoint), _text("by hand"), bytes(4), _text(""), _text(""))
-    stuck_ms = bytes(4)
-    return control(1, head, *texts, _OF_PYTHON, stuck_ms, SECRET, version=version)
+    stuck_ms, host = bytes(4), struct.pack("<HHQQ", 0, 0, 0, 0)
+    return control(1, head, *texts, _OF_PYTHON, stuck_ms, host, _text(""), SECRET, version=version)
 
 
 def trainer_report(trainer_id: int) -> bytes:

@@ -42,6 +42,8 @@ def worker(number: int, **others: Any) -> dict[str, Any]:
         "stuck_s": None,
         "unfit_for": [],
         "unfit_reason": None,
+        "host_load": None,
+        "log": "",
         "since_report_s": 0.25,
         **others,
     }

@@ -35,6 +35,7 @@ LIMITS = {
 # From these shares of waiting on, a job is shown as waiting, and as waiting much.
 WAITING_WARN = 0.1
 WAITING_BAD = 0.3
+HOST_LINES_MAX = 5  # of the logs of a machine's workers
 # The states of a worker, in the order in which totals are listed.
 WORKER_STATES = ("serving", "free", "moving", "stuck", "draining")
 
@@ -60,8 +61,23 @@ class EngineView:
 
 
 @dataclass(frozen=True, slots=True)
+class HostLoad:
+    """The use of a machine, in shares and bytes, without the caches of its kernel."""
+
+    cpu_share: float
+    cpu_count: int
+    memory_bytes: int
+    memory_used_bytes: int
+
+    @property
+    def memory_share(self) -> float:
+        return self.memory_used_bytes / self.memory_bytes if self.memory_bytes else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerView:
-    """A worker. ``name`` is HOST/PROCESS. ``works_for`` is a trainer's id."""
+    """A worker. ``name`` is HOST/PROCESS. ``works_for`` is a trainer's id. ``log`` has the last
+    lines of its log."""
 
     id: str
     name: str
@@ -72,7 +88,19 @@ class WorkerView:
     works_for: str | None
     unfit_for: tuple[str, ...]
     unfit_reason: str | None
+    host_load: HostLoad | None
+    log: tuple[str, ...]
     since_report_s: float
+
+
+class HostView(NamedTuple):
+    """A machine with workers. ``load`` is of its latest report, None if it is unknown; ``log`` has
+    the last lines of its workers, with their names, oldest first."""
+
+    name: str
+    workers: tuple[WorkerView, ...]
+    load: HostLoad | None
+    log: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +200,13 @@ class PoolView:
             "waited_share": sum(waited) / len(waited) if waited else None,
         }
 
+    def hosts(self) -> list[HostView]:
+        """Return the machines with workers, in the order in which the controller lists them."""
+        by_name: dict[str, list[WorkerView]] = {}
+        for worker in self.workers:
+            by_name.setdefault(worker.host, []).append(worker)
+        return [_host_view(name, tuple(workers)) for name, workers in by_name.items()]
+
     def job_groups(self) -> list[JobGroup]:
         """Return the jobs, in the order in which the controller lists their first ranks."""
         by_id: dict[str, list[TrainerView]] = {}
@@ -189,7 +224,8 @@ class PoolView:
         for trainer, plain in zip(self.trainers, fields["trainers"], strict=True):
             plain["is_idle"] = trainer.is_idle
         jobs = [group.as_json() for group in self.job_groups()]
-        return {**fields, "totals": self.totals(), "jobs": jobs}
+        hosts = [_host_json(host) for host in self.hosts()]
+        return {**fields, "totals": self.totals(), "jobs": jobs, "hosts": hosts}
 
 
 class Verdict(NamedTuple):
@@ -301,7 +337,8 @@ def pool_view(status: Mapping[str, Any], at: float) -> PoolView:
 
 
 def with_short_ids(view: PoolView) -> PoolView:
-    """Shorten each id to its displayed part, for readers who must not act by ids."""
+    """Shorten each id to its displayed part, and leave out the lines of logs, for readers who must
+    not act by ids."""
 
     def short_or_none(identity: str | None) -> str | None:
         return None if identity is None else short_id(identity)
@@ -315,6 +352,7 @@ def with_short_ids(view: PoolView) -> PoolView:
                 id=short_id(worker.id),
                 works_for=short_or_none(worker.works_for),
                 unfit_for=tuple(short_id(trainer) for trainer in worker.unfit_for),
+                log=(),
             )
             for worker in view.workers
         ),
@@ -352,14 +390,36 @@ def _worker_view(worker: dict[str, Any]) -> WorkerView:
         id=worker["id"],
         name=name,
         host=_host_of(name),
-        endpoint=text_of(worker["endpoint"]),
+        endpoint=printable_line(worker["endpoint"]),
         software=software_of(worker),
         state=state,
         works_for=works_for,
         unfit_for=tuple(worker["unfit_for"]),
         unfit_reason=_text_or_none(worker["unfit_reason"]),
+        host_load=None if worker["host_load"] is None else HostLoad(**worker["host_load"]),
+        log=tuple(printable_line(line) for line in worker["log"].splitlines() if line),
         since_report_s=worker["since_report_s"],
     )
+
+
+def _host_view(name: str, workers: tuple[WorkerView, ...]) -> HostView:
+    latest = min(workers, key=lambda one: one.since_report_s)
+    log = sorted(
+        f"{when} {worker.name}: {text}"
+        for worker in workers
+        for when, _, text in (line.partition(" ") for line in worker.log)
+    )
+    return HostView(name, workers, latest.host_load, tuple(log[-HOST_LINES_MAX:]))
+
+
+def _host_json(host: HostView) -> dict[str, Any]:
+    return {
+        "name": host.name,
+        "workers": len(host.workers),
+        "serving": sum(worker.state == "serving" for worker in host.workers),
+        "load": None if host.load is None else dataclasses.asdict(host.load),
+        "log": host.log,
+    }
 
 
 def _trainer_view(trainer: dict[str, Any]) -> TrainerView:

@@ -15,6 +15,7 @@ from penstock.live.pool_view import (
     STEP_PARTS,
     WAITING_BAD,
     WAITING_WARN,
+    HostLoad,
     JobGroup,
     Ledger,
     PoolView,
@@ -185,23 +186,30 @@ def _ended_row(ended: EndedJob) -> Row:
 
 def _worker_rows(display: DisplayData, is_tree: bool) -> Iterator[Row]:
     workers, titles = display.view.workers, display.view.job_titles()
-    hosts = [worker.host for worker in workers]
-    for host in dict.fromkeys(hosts) if is_tree else ():
-        values = {"name": host, "state": f"{hosts.count(host)} workers"}
-        yield Row(f"host {host}", values, detail="machine with its workers")
+    for host in display.view.hosts() if is_tree else ():
+        values: dict[str, Any] = {"name": host.name, "state": f"{len(host.workers)} workers"}
+        values |= _load_values(host.load)
+        detail = host.log[-1] if host.log else "machine with its workers"
+        yield Row(f"host {host.name}", values, detail=detail)
     for worker in workers:
         yield _worker_row(worker, titles, f"host {worker.host}" if is_tree else None)
 
 
+def _load_values(load: HostLoad | None) -> dict[str, Any]:
+    if load is None:
+        return {"cpu": None, "memory": None}
+    return {"cpu": load.cpu_share, "memory": load.memory_share}
+
+
 def _worker_row(worker: WorkerView, titles: Mapping[str, str], parent: str | None) -> Row:
-    values: dict[str, Any] = {"id": worker.id[:8], "job": "no job"}
+    values: dict[str, Any] = {"id": worker.id[:8], "job": "no job"} | _load_values(worker.host_load)
     for name in ("name", "state", "endpoint", "since_report_s", "software"):
         values[name] = getattr(worker, name)
     if worker.works_for is not None:
         gone = f"trainer {worker.works_for[:8]}, which has left"
         values["job"] = titles.get(worker.works_for, gone)
     unfit = [titles[one] for one in worker.unfit_for if one in titles]
-    detail = f"runs {worker.software or 'unknown versions'}"
+    detail = worker.log[-1] if worker.log else f"runs {worker.software or 'unknown versions'}"
     tone = _WORKER_TONES.get(worker.state, "warn")
     if unfit:
         detail = f"cannot run {', '.join(unfit)}: {worker.unfit_reason or 'no reason given'}"
@@ -276,6 +284,8 @@ WORKERS = Table("Workers", _worker_rows, (
     Column("job", "WORKS FOR", "the job, with the trainer's host and process"),
     Column("endpoint", "REACHED AT", "address that trainers connect to"),
     Column("since_report_s", "SEEN s", "seconds since its last report", "{:.1f}".format),
+    Column("cpu", "CPU", "busy share of its machine's CPUs", "{:.0%}".format),
+    Column("memory", "MEM", "used share of its machine's memory", "{:.0%}".format),
     Column("software", "SOFTWARE", "its versions"),
 ))  # fmt: skip
 STAGES = Table("Stages", _stage_rows, (

@@ -5,9 +5,9 @@
 import { element, keepChildren, setText } from "./dom.js";
 
 export class KeptTable {
-  // `columns`: {title, text(item), value(item), href(item), isNumber, tone(item)}; `value` is what the column is sorted
+  // `columns`: {title, text(item), value(item), href(item), isNumber, isText, tone(item)}; `value` is what the column is sorted
   // by, its text if it is missing; a cell whose tone is not null is a badge, and one whose href is not null a link. The
-  // first column is the head of its row.
+  // first column is the head of its row. The text of one with `isText` has several lines.
   constructor(caption, columns) {
     this._columns = columns;
     this._sorted = null; // {index, isDescending}
@@ -72,7 +72,7 @@ export class KeptTable {
     const cells = this._columns.map((one, index) => {
       const name = index === 0 ? "th" : "td";
       const content = element(one.href ? "a" : "span");
-      return element(name, { scope: index === 0 ? "row" : null, class: one.isNumber ? "number" : null, "data-head": one.title }, content);
+      return element(name, { scope: index === 0 ? "row" : null, class: one.isNumber ? "number" : one.isText ? "lines" : null, "data-head": one.title }, content);
     });
     return element("tr", {}, ...cells);
   }

@@ -4,7 +4,7 @@
 import { element, keepChildren, setText } from "./dom.js";
 import { KeptTable } from "./kept_table.js";
 import { JobChoice } from "./job_choice.js";
-import { hrefOf, titleOf } from "./words.js";
+import { bytes, hrefOf, share, titleOf } from "./words.js";
 
 const STATES = [
   ["serving", "--s1"],
@@ -24,6 +24,13 @@ export class WorkersView {
     this._titles = new Map();
     this._hrefs = new Map(); // to the steps of a rank's job
     this._choice = new JobChoice("workers");
+    this._hosts = new KeptTable("Machines", [
+      { title: "Machine", text: (one) => one.name },
+      { title: "Workers", isNumber: true, text: (one) => `${one.workers}, ${one.serving} serving`, value: (one) => one.workers },
+      { title: "CPUs busy", isNumber: true, text: (one) => (one.load === null ? "–" : `${share(one.load.cpu_share)} of ${one.load.cpu_count}`), value: (one) => one.load?.cpu_share },
+      { title: "Memory used", isNumber: true, text: (one) => (one.load === null ? "–" : `${bytes(one.load.memory_used_bytes)} of ${bytes(one.load.memory_bytes)}`), value: memoryShareOf },
+      { title: "Last lines of the log", text: (one) => one.log.join("\n") || "–", isText: true },
+    ]);
     this._table = new KeptTable("Workers", [
       { title: "Worker", text: (one) => one.name },
       { title: "State", text: (one) => one.state, tone: (one) => TONES[one.state] ?? "" },
@@ -39,6 +46,7 @@ export class WorkersView {
       element("div", { class: "panel" }, this._bar, this._legend),
       element("div", { class: "tools" }, this._choice.node, element("label", {}, "Filter workers: ", this._search)),
       this._table.node,
+      this._hosts.node,
     );
   }
 
@@ -81,6 +89,9 @@ export class WorkersView {
       },
       (item, [state]) => setText(item.lastChild, `${states[state]} ${state}`),
     );
+    const { hosts } = feed.status;
+    this._hosts.update(hosts.map((one) => ({ id: one.name, ...one })), "");
+    this._hosts.node.hidden = hosts.length === 0;
     const wanted = this._search.value.trim().toLowerCase();
     const shown = workers.filter((one) => isChosen(one.works_for) && `${one.name} ${one.id} ${one.state} ${this._workOf(one)} ${one.endpoint}`.toLowerCase().includes(wanted));
     this._table.update(shown, workers.length > 0 ? "No worker matches." : "The pool has no workers: start some with penstock worker.");
@@ -95,4 +106,8 @@ export class WorkersView {
     const jobs = worker.unfit_for.map((id) => this._titles.get(id)).filter((title) => title !== undefined);
     return jobs.length > 0 ? `${jobs.join(", ")}: ${worker.unfit_reason ?? "no reason given"}` : "–";
   }
+}
+
+function memoryShareOf(host) {
+  return host.load === null ? null : host.load.memory_used_bytes / host.load.memory_bytes;
 }

@@ -23,6 +23,8 @@ std::vector<ControlMessage> one_of_each() {
                        .job_kinds = kJobKinds,
                        .torch = torch_number(2, 11),
                        .stuck_ms = 4321,
+                       .host = {.cpu_permille = 875, .cpu_count = 64, .memory_bytes = 9, .memory_used_bytes = 8},
+                       .log = "12:00:01 listens at tcp://10.0.0.7:41999\n12:00:02 serves train.py",
                        .secret = {std::byte{1}, std::byte{2}}},
           WorkerOrders{.incarnation = 3,
                        .is_fenced = true,
@@ -135,7 +137,7 @@ TEST(ControlRecord, EveryMessageComesBack) {
 }
 
 TEST(ControlRecord, HasTheBytesOfTheSpecification) {
-  const std::vector<uint8_t> expected{0x50, 0x4e, 0x43, 0x31, 7, 0, 9, 0,  // PNC1, version 7, drain answer
+  const std::vector<uint8_t> expected{0x50, 0x4e, 0x43, 0x31, 8, 0, 9, 0,  // PNC1, version 8, drain answer
                                       7,    0,    0,    0,    0, 0, 0, 0,  // worker 7
                                       1};                                  // which is known
   const auto bytes = write_control(DrainAnswer{.worker_id = 7, .is_known = true});
