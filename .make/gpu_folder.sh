@@ -13,11 +13,14 @@ rm -rf "$folder"
 mkdir -p "$folder/prefix/include" "$folder/prefix/lib" "$folder/wheels"
 
 say "Headers and libraries"
-for header in zmq.h zmq.hpp zmq_utils.h sodium.h sodium openssl nlohmann gtest; do
+for header in zmq.h zmq.hpp zmq_utils.h sodium.h sodium openssl nlohmann jpeglib.h jmorecfg.h gtest; do
   cp -rL "/usr/include/$header" "$folder/prefix/include/"
 done
 machine=$(cc -print-multiarch 2>/dev/null || true)
 [ ! -d "/usr/include/$machine/openssl" ] || cp -L "/usr/include/$machine/openssl/"* "$folder/prefix/include/openssl/"
+for place in "/usr/include/$machine" /usr/include; do
+  [ ! -e "$place/jconfig.h" ] || { cp -L "$place/jconfig.h" "$folder/prefix/include/" && break; }
+done
 
 # The file that a linker would take for -lNAME.
 find_library() {

@@ -56,6 +56,7 @@ for group in "$@"; do
       need_header sodium.h libsodium-dev
       need_header openssl/evp.h libssl-dev
       need_header nlohmann/json.hpp nlohmann-json3-dev
+      need_header jpeglib.h libjpeg-dev
       ;;
     test)
       need_header gtest/gtest.h libgtest-dev
@@ -64,11 +65,9 @@ for group in "$@"; do
       need_tool shellcheck shellcheck           # of deploy's scripts
       need_tool systemd-analyze systemd         # and of its units
       need_tool pkg-config pkg-config
-      need_header jpeglib.h libjpeg-dev # the photographs of a C++ example
       ;;
     bench)
       need_header benchmark/benchmark.h libbenchmark-dev
-      need_header jpeglib.h libjpeg-dev
       ;;
     lint)
       need_tool clang-format-14 clang-format-14

@@ -28,6 +28,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "costs": ("session",),
     "simulator": ("scheduling",),
     "sampling": ("base",),
+    "image": ("base",),
     "graph": ("base",),
     "capture": ("graph",),
     "runtime": ("capture",),
@@ -42,7 +43,15 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "controller": ("net", "scheduling", "costs"),
     "api": ("pool_client", "worker"),
     "programs": ("include", "server"),
-    "bindings": ("pool_client", "worker", "replica", "controller", "simulator", "sampling"),
+    "bindings": (
+        "pool_client",
+        "worker",
+        "replica",
+        "controller",
+        "simulator",
+        "sampling",
+        "image",
+    ),
 }
 
 # The same of the packages of python/penstock. "" is the façade: the modules in the root. `__init__`
@@ -55,7 +64,8 @@ PYTHON_ARROWS: dict[str, tuple[str, ...]] = {
     "ranks": ("compat",),
     "sampling": ("ranks",),
     "stream": ("sampling",),
-    "worker": ("stream",),
+    "images": ("stream",),
+    "worker": ("stream", "images"),
     "pool": ("worker",),
     "graph": ("compat",),
     "tracking": ("graph",),
@@ -91,6 +101,7 @@ DOORS: tuple[tuple[str, str], ...] = (
     (r"zmq", r"net/(tcp_)?socket\.h"),
     (r"sodium", r"net/keys\.cpp"),
     (r"openssl/", r"(net/seal|graph/sha256)\.cpp"),
+    (r"jpeglib", r"image/jpeg_decoder\.h"),
     (r"nlohmann/", r"(dataset/json_value|controller/pool_status)\.cpp"),
     (r"condition_variable$", "base/"),
 )
@@ -98,15 +109,20 @@ DOORS: tuple[tuple[str, str], ...] = (
 # Packages that penstock's Python may import, as well as the standard library. torch writes sizes
 # with sympy.
 PACKAGES = {"penstock", "torch", "numpy", "cloudpickle", "sympy"}
-# Packages that only one module imports, inside functions: a program may run without them.
+# Packages that only one module or folder imports, inside functions: a program may run without them.
 OPTIONAL_PACKAGES = {
+    "PIL": "python/penstock/images/",
+    "torchvision": "python/penstock/images/",
     "opentelemetry": "python/penstock/observing/open_telemetry.py",
     "tqdm": "python/penstock/observing/waiting_meter.py",
 }
 # What the package penstock_simulator may import, as well as the standard library.
 SIMULATOR_MODULES = {"penstock.cli.command_parser", "penstock_simulator"}
 # Packages that one module imports at its top. Other modules import that module inside functions.
-OPTIONAL_MODULES = {"rich": "python/penstock/live/top_screen.py"}
+OPTIONAL_MODULES = {
+    "rich": "python/penstock/live/top_screen.py",
+    "PIL": "python/penstock/images/lazy_images.py",
+}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+(?:<([^>]+)>|"([^"]+)")', re.MULTILINE)
 CPP_SUFFIXES = (".h", ".cpp", ".cu")
@@ -178,7 +194,7 @@ def import_faults(root: Path) -> Iterator[str]:
         tree = ast.parse(path.read_text(), filename=name)
         lazy = {id(node) for function in functions(tree) for node in ast.walk(function)}
         for_types = {id(node) for block in type_checking(tree) for node in ast.walk(block)}
-        own = {package for package, home in OPTIONAL_PACKAGES.items() if home == name}
+        own = {package for package, home in OPTIONAL_PACKAGES.items() if name.startswith(home)}
         always = {package for package, home in OPTIONAL_MODULES.items() if home == name}
         for node in ast.walk(tree):
             is_lazy = id(node) in lazy or id(node) in for_types

@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "bindings/profiler_range.h"
+#include "bindings/python_bytes.h"
 #include "bindings/python_nest.h"
 #include "bindings/python_requests.h"
 #include "bindings/raise.h"
@@ -136,11 +137,6 @@ py::tuple to_python(Client::Event& event, Batch* of_event, const py::object& loa
     return py::make_tuple(kind, std::move(value), std::move(extra), event.shard_id, std::move(state));
   const auto pair = value.cast<py::tuple>();
   return py::make_tuple(kind, pair[0], std::move(extra), event.shard_id, pair[1]);
-}
-
-std::span<const std::byte> bytes_of(const py::bytes& object) {
-  const auto view = static_cast<std::string_view>(object);
-  return std::as_bytes(std::span(view.data(), view.size()));
 }
 
 // A user-defined sampler: `pull` returns the indices of the next batch and the position of its first sample in the

@@ -10,6 +10,7 @@ void bind_repricing(pybind11::module_& module);
 void bind_sizes(pybind11::module_& module);
 void bind_script(pybind11::module_& module);
 void bind_runtime(pybind11::module_& module);
+void bind_image(pybind11::module_& module);
 void bind_loader(pybind11::module_& module);
 void bind_sampling(pybind11::module_& module);
 void bind_tuning(pybind11::module_& module);
@@ -29,6 +30,7 @@ PYBIND11_MODULE(_C, module) {
   penstock::bindings::bind_script(module);
   penstock::bindings::bind_sizes(module);
   penstock::bindings::bind_runtime(module);
+  penstock::bindings::bind_image(module);
   penstock::bindings::bind_loader(module);
   penstock::bindings::bind_sampling(module);
   penstock::bindings::bind_tuning(module);

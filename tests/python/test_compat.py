@@ -20,7 +20,15 @@ from penstock.compat.modules import Patch, graph_module
 from penstock.compat.require import require
 from penstock.errors import MissingTorchNameError, UnsupportedError
 
-MODULES = ("dynamo", "fake_tensors", "iterators", "modules", "operators", "storages")
+MODULES = (
+    "dynamo",
+    "fake_tensors",
+    "iterators",
+    "modules",
+    "operators",
+    "storages",
+    "wrapper_tensors",
+)
 
 # A possible future torch: this one, without the name {0}.
 _WITHOUT = """

@@ -37,6 +37,7 @@ OUTSIDE: dict[str, str] = {
     "Python packaging": "--sdist manylinux_2_35",
     "Cachew": "scaling_utils.cc",
     "CMake": "add_subdirectory LIBTORCH",
+    "a repository on GitHub": "msr-fiddle/synergy",
     "libzmq": "ZMQ_ZAP_ENFORCE_DOMAIN",
     "Lightning": "RichProgressBar",
     "Linux": "net page-faults perf ssh",
@@ -46,7 +47,7 @@ OUTSIDE: dict[str, str] = {
         rate_based_cluster_autoscaler.py ray.train.get_dataset_shard read_images
         streaming_split""",
     "Slurm": "GraceTime SlurmdTimeout sacct",
-    "SPDL": "PipelineBuilder max_failures spdl",
+    "SPDL": "max_failures",
     "systemd": "Delegate",
     "tf.data service": """DispatchServer ShardingPolicy auto_scaler.cc consumer_index
         dispatcher_address fault_tolerant_mode from_tensor_slices interleave
@@ -67,7 +68,7 @@ OUTSIDE: dict[str, str] = {
 OTHERS = frozenset(" ".join(OUTSIDE.values()).split())
 # Folders that commands make.
 MADE = ("build/", "bench/out/")
-NO_SOURCES = {"__pycache__", "out", "penstock.egg-info"}
+NO_SOURCES = {"__pycache__", "out", "penstock.egg-info", "penstock_simulator.egg-info"}
 
 SCRIPTS = (".py", ".pyi")
 NATIVE = (".h", ".cpp", ".cu", ".js")

@@ -102,6 +102,16 @@ WHOSE_BYTES = {
         "importlib.import_module",
     ): "names of our own modules",
     (
+        "images/__init__.py",
+        "open_natively",
+        "importlib.import_module",
+    ): "names of our own modules",
+    (
+        "images/sample_plan.py",
+        "_native_images._reasons",
+        "importlib.import_module",
+    ): "names of our own modules",
+    (
         "drop_in.py",
         "torchdata_class",
         "importlib.import_module",
@@ -160,6 +170,10 @@ NATIVE_WHOSE_BYTES = {
     ): "local workers', and a pool's that are trusted",
     ("bindings/python_rows.cpp", 'module_::import("numpy")'): "a fixed name",
     ("bindings/raise.cpp", 'module_::import("penstock.errors")'): "a fixed name",
+    (
+        "image/jpeg.cpp",
+        "::dlopen(path.c_str()",
+    ): "Pillow's and torchvision's own modules, which are loaded already",
     ("pool_client/job_meter.cpp", "dlopen("): "a fixed name, of the system's own libraries",
     (
         "runtime/compiled_prefix.cpp",

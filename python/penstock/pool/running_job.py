@@ -18,6 +18,7 @@ import torch
 from penstock import _C
 from penstock.compat.iterators import DatasetKind, WorkerInfo, numpy_seed, set_worker_info
 from penstock.errors import ClosedError, UnsupportedError
+from penstock.images import open_natively
 from penstock.pool.pool_job import Job
 from penstock.pool.process_settings import ProcessState
 from penstock.pool.worker_errors import UNSENT_BATCH, describe_error, end_forked_child
@@ -146,6 +147,7 @@ class RunningJob:
         indices: Any = None
         state: bytes | None = None
         self._server.begin()
+        open_natively()
         # An error must not be kept in a variable: its traceback would keep this frame, and the
         # batch, alive.
         try:

@@ -32,6 +32,7 @@ from penstock.compat.iterators import (
     set_worker_info,
 )
 from penstock.errors import ClosedError
+from penstock.images import open_natively
 from penstock.stream.batch_seeds import EpochSeeds
 from penstock.stream.shard_state import (
     ResumedDataset,
@@ -254,6 +255,7 @@ def _serve(
             continue
         server.begin()
         began_at = time.monotonic()
+        open_natively()
         batch: Any
         raises = threads_drew = False
         state_after: bytes | None = None

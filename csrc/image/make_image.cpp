@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "image/make_image.h"
+
+#include <algorithm>
+#include <atomic>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace penstock::image {
+namespace {
+
+Fault changed() { return {Errc::kUnsupported, "the JPEG file is left to its library: its size has changed"}; }
+
+Pixels part_of(const Pixels& image, const Window& window) {
+  return {.data = image.row(window.top) + static_cast<ptrdiff_t>(window.left) * kPixelBytes,
+          .width = window.width,
+          .height = window.height,
+          .stride = image.stride};
+}
+
+void write_row_plain(const uint8_t* pixels, int begin, int width, bool flips, const float* tables,
+                     float* const* planes) {
+  for (int x = begin; x < width; ++x) {
+    const uint8_t* const pixel = pixels + static_cast<ptrdiff_t>(flips ? width - 1 - x : x) * kPixelBytes;
+    for (int c = 0; c < 3; ++c) planes[c][x] = tables[256 * c + pixel[c]];
+  }
+}
+
+#if defined(__x86_64__)
+[[gnu::target("avx2")]] void write_row_avx2(const uint8_t* pixels, int width, bool flips, const float* tables,
+                                            float* const* planes) {
+  const __m256i byte = _mm256_set1_epi32(0xff);
+  const __m256i reversed = _mm256_setr_epi32(7, 6, 5, 4, 3, 2, 1, 0);
+  int x = 0;
+  for (; x + 8 <= width; x += 8) {
+    const uint8_t* const from = pixels + static_cast<ptrdiff_t>(flips ? width - 8 - x : x) * kPixelBytes;
+    __m256i eight = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    if (flips) eight = _mm256_permutevar8x32_epi32(eight, reversed);
+    const __m256i r = _mm256_and_si256(eight, byte);
+    const __m256i g = _mm256_and_si256(_mm256_srli_epi32(eight, 8), byte);
+    const __m256i b = _mm256_and_si256(_mm256_srli_epi32(eight, 16), byte);
+    _mm256_storeu_ps(planes[0] + x, _mm256_i32gather_ps(tables, r, 4));
+    _mm256_storeu_ps(planes[1] + x, _mm256_i32gather_ps(tables + 256, g, 4));
+    _mm256_storeu_ps(planes[2] + x, _mm256_i32gather_ps(tables + 512, b, 4));
+  }
+  write_row_plain(pixels, x, width, flips, tables, planes);
+}
+#else
+void write_row_avx2(const uint8_t* pixels, int width, bool flips, const float* tables, float* const* planes) {
+  write_row_plain(pixels, 0, width, flips, tables, planes);
+}
+#endif
+
+}  // namespace
+
+Result<ImageMaker::Opened> ImageMaker::open(std::span<const std::byte> file, JpegFormat format) {
+  opened_.number = 0;
+  const auto header = decoder_->open(file, format);
+  if (!header) return header.error();
+  static std::atomic<int64_t> newest{0};
+  opened_ = {.header = header.value(), .number = ++newest};
+  return opened_;
+}
+
+Result<JpegSize> ImageMaker::reopen(std::span<const std::byte> file, int64_t number, JpegFormat format) {
+  if (number == 0 || number != opened_.number) {
+    if (auto opened = open(file, format); !opened) return opened.error();
+  }
+  opened_.number = 0;
+  return opened_.header.size;
+}
+
+Result<void> ImageMaker::make(std::span<const std::byte> file, int64_t number, const ImageSpec& spec) {
+  const auto size = reopen(file, number, JpegFormat::kRgbx);
+  if (!size) return size.error();
+  if (!is_within(spec.decoded, size.value().width, size.value().height)) return changed();
+  auto decoded = decoder_->decode_rgbx(spec.decoded);
+  if (!decoded) return decoded.error();
+  Pixels image = decoded.value();
+  if (spec.resize) {
+    const Resize& resize = *spec.resize;
+    Pixels resized{.width = resize.width, .height = resize.height};
+    resized.stride = static_cast<ptrdiff_t>(resize.width) * kPixelBytes;
+    resized_.resize(static_cast<size_t>(resized.stride) * static_cast<size_t>(resize.height) + kSpareBytes);
+    resized.data = resized_.data();
+    resizer_.resize(image, resize.filter, resize.order, resized);
+    image = resized;
+  }
+  PENSTOCK_ASSERT(is_within(spec.crop, image.width, image.height), "the crop is not within the image");
+  made_ = part_of(image, spec.crop);
+  flips_columns_ = spec.flips_columns;
+  flips_rows_ = spec.flips_rows;
+  return {};
+}
+
+Result<void> ImageMaker::decode_rgb(std::span<const std::byte> file, int64_t number, const JpegSize& size,
+                                    const Window& window, uint8_t* image) {
+  const auto found = reopen(file, number, JpegFormat::kRgb);
+  if (!found) return found.error();
+  if (found.value() != size) return changed();
+  PENSTOCK_ASSERT(is_within(window, size.width, size.height), "the window is not within the image");
+  return decoder_->decode_rgb(window, image);
+}
+
+void ImageMaker::write_bytes(uint8_t* output) const {
+  for (int y = 0; y < made_.height; ++y) {
+    const uint8_t* const row = made_.row(flips_rows_ ? made_.height - 1 - y : y);
+    for (int x = 0; x < made_.width; ++x, output += 3) {
+      const uint8_t* const pixel = row + static_cast<ptrdiff_t>(flips_columns_ ? made_.width - 1 - x : x) * kPixelBytes;
+      std::copy_n(pixel, 3, output);
+    }
+  }
+}
+
+void ImageMaker::write_planes(std::span<const float, kTableSize> tables, float* output) const {
+  const ptrdiff_t plane = static_cast<ptrdiff_t>(made_.width) * made_.height;
+  const bool has_avx2 = uses_avx2();
+  for (int y = 0; y < made_.height; ++y) {
+    const uint8_t* const row = made_.row(flips_rows_ ? made_.height - 1 - y : y);
+    float* const first = output + static_cast<ptrdiff_t>(y) * made_.width;
+    float* const planes[3] = {first, first + plane, first + 2 * plane};
+    if (has_avx2) {
+      write_row_avx2(row, made_.width, flips_columns_, tables.data(), planes);
+    } else {
+      write_row_plain(row, 0, made_.width, flips_columns_, tables.data(), planes);
+    }
+  }
+}
+
+}  // namespace penstock::image

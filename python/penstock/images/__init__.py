@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images that a program reads with Pillow or torchvision, made natively with the same pixels."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+
+VARIABLE = "PENSTOCK_NATIVE_IMAGES"
+
+logger = logging.getLogger(__name__)
+# The modules whose functions are to be replaced once the program has imported them, and where the
+# replacement is.
+_awaited = {
+    "PIL.Image": ("penstock.images.lazy_images", "install"),
+    "torchvision.transforms.functional": ("penstock.images.lazy_images", "install_to_tensor"),
+    "torchvision.io.image": ("penstock.images.lazy_tensors", "install"),
+}
+
+
+def open_natively() -> None:
+    """Decode the JPEG files of this process natively, if its program uses Pillow or torchvision.
+
+    Call it before each batch, since a dataset may import them for its first sample.
+    """
+    if not _awaited:
+        return
+    if os.environ.get(VARIABLE, "1") == "0":
+        _awaited.clear()
+    for name in [name for name in _awaited if name in sys.modules]:
+        module, function = _awaited.pop(name)
+        # The program's settings, such as warnings as errors, apply here: no error may reach it.
+        try:
+            reason = getattr(importlib.import_module(module), function)()
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+        if isinstance(reason, str):
+            logger.debug("%s is left as it is, because %s", name, reason)

@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pillow's images whose pixels are made when they are needed.
+
+`install` makes ``PIL.Image.open`` return such images for JPEG files. Crops, resizes and flips of
+them are noted, and made in one native call when the program reads pixels, as ``ToTensor`` does. All
+other methods first make the pixels, and are then Pillow's.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import PIL
+import torch
+from PIL import Image, JpegImagePlugin
+from PIL.Image import Transpose
+
+from penstock.images.chains import Chain
+from penstock.images.native_images import FILTERS, NativeImages, tell
+
+_images: NativeImages | None = None  # of this process, once installed
+_MARK = "penstock_original"  # of the function that takes the place of torchvision's
+_FLIPS = {Transpose.FLIP_LEFT_RIGHT: (True, False), Transpose.FLIP_TOP_BOTTOM: (False, True)}
+
+
+def install() -> NativeImages | str:
+    """Have this process open JPEG files lazily; return why not, if it cannot. Idempotent."""
+    global _images
+    if _images is not None:
+        return _images
+    if not isinstance(getattr(Image.Image, "im", None), property):
+        return f"Pillow {PIL.__version__} has no images whose pixels can be made later"
+    Image.preinit()
+    factory, accept = Image.OPEN["JPEG"]
+    if factory is not JpegImagePlugin.jpeg_factory:
+        return "another module opens the JPEG files of this program"
+    started = NativeImages.start(JpegImagePlugin.jpeg_factory)
+    if isinstance(started, str):
+        return started
+    Image.register_open("JPEG", _open_lazily, accept)
+    _images = started
+    return started
+
+
+def uninstall() -> None:
+    """Undo `install` and `install_to_tensor`."""
+    global _images
+    if _images is not None:
+        Image.OPEN["JPEG"] = JpegImagePlugin.jpeg_factory, Image.OPEN["JPEG"][1]
+        _images = None
+    functional = sys.modules.get("torchvision.transforms.functional")
+    original = getattr(getattr(functional, "to_tensor", None), _MARK, None)
+    if functional is not None and original is not None:
+        functional.to_tensor = original  # type: ignore[attr-defined]
+
+
+def _open_lazily(fp: Any, filename: Any = None) -> Any:
+    image = JpegImagePlugin.jpeg_factory(fp, filename)
+    if type(image) is JpegImagePlugin.JpegImageFile and image.mode in ("RGB", "L"):
+        image.__class__ = LazyJpegFile
+        tell(f"a JPEG file of {image.width}x{image.height}")
+    return image
+
+
+class LazyJpegFile(JpegImagePlugin.JpegImageFile):
+    """An opened file, until its pixels are read."""
+
+    is_lazy_image = True
+
+    def lazy(self) -> LazyImage | None:
+        """Return the RGB image of the file; None if Pillow has to decode it now."""
+        images = _images
+        is_changed = self._im is not None or self.decoderconfig != () or len(self.tile) != 1
+        if images is None or is_changed or self.tile[0][1] != (0, 0, *self.size):
+            return None
+        try:
+            data = self._take_file()
+        except (OSError, ValueError, AttributeError):
+            return None  # Pillow raises the exception
+        opened = images.open(data)
+        if opened is None or opened[:2] != self.size:
+            return None
+        tell("noted, for when the pixels are needed")
+        return LazyImage.of(data, opened[3], Chain.of_image(*self.size), dict(self.info))
+
+    def _take_file(self) -> bytes:
+        """Read the file, and leave it as Pillow does after reading the pixels."""
+        assert self.fp is not None
+        if isinstance(self.fp, _Taken):
+            return self.fp.getvalue()
+        file = self.fp
+        file.seek(0)
+        data: bytes = file.read()
+        if self._exclusive_fp and self._close_exclusive_fp_after_loading:
+            file.close()
+        self.fp = _Taken(data)
+        return data
+
+    def convert(self, mode: Any = None, *arguments: Any, **named: Any) -> Any:
+        is_plain = mode == "RGB" and not arguments and not named
+        lazy = self.lazy() if is_plain else None
+        return super().convert(mode, *arguments, **named) if lazy is None else lazy
+
+    def crop(self, box: Any = None) -> Any:
+        lazy = self.lazy() if self.mode == "RGB" else None
+        return super().crop(box) if lazy is None else lazy.crop(box)
+
+    def resize(self, size: Any, *arguments: Any, **named: Any) -> Any:
+        lazy = self.lazy() if self.mode == "RGB" else None
+        if lazy is None:
+            return super().resize(size, *arguments, **named)
+        return lazy.resize(size, *arguments, **named)
+
+    def transpose(self, method: Any) -> Any:
+        lazy = self.lazy() if self.mode == "RGB" and method in _FLIPS else None
+        return super().transpose(method) if lazy is None else lazy.transpose(method)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        self.__class__ = JpegImagePlugin.JpegImageFile  # type: ignore[assignment]
+        return self.__reduce_ex__(protocol)
+
+
+LazyJpegFile.__name__ = LazyJpegFile.__qualname__ = "JpegImageFile"
+
+
+class _Taken(io.BytesIO):
+    """The bytes of a file that has been read for a lazy image."""
+
+
+class LazyImage(Image.Image):
+    """An RGB image that is a chain of calls on a JPEG file.
+
+    It becomes an image of Pillow's class ``Image`` when its pixels are needed.
+    """
+
+    is_lazy_image = True
+    _data: bytes  # of the file
+    _number: int  # with which it has been opened
+    _chain: Chain
+
+    @staticmethod
+    def of(data: bytes, number: int, chain: Chain, info: dict[Any, Any]) -> LazyImage:
+        image = LazyImage()
+        image._data, image._number, image._chain = data, number, chain
+        image._mode, image._size = "RGB", chain.size
+        image.info = info
+        return image
+
+    @property
+    def im(self) -> Any:
+        return self._make().im
+
+    @im.setter
+    def im(self, im: Any) -> None:
+        self._im = im
+        if im is not None:  # rather than at the start of Pillow's constructor
+            self._become_plain()
+
+    def load(self) -> Any:
+        return self._make().load()
+
+    def _make(self) -> Image.Image:
+        pixels = self.made_bytes()
+        tell("Pillow's own code reads the pixels", False)
+        self._become_plain()
+        self._im = Image.core.new("RGB", self._size)  # type: ignore[attr-defined]
+        self.frombytes(pixels)
+        return self
+
+    def _become_plain(self) -> None:
+        for name in ("_data", "_number", "_chain"):
+            self.__dict__.pop(name, None)
+        self.__class__ = Image.Image  # type: ignore[assignment]
+
+    def made_bytes(self) -> bytes:
+        """Return the pixels without keeping them."""
+        assert _images is not None
+        tell(f"makes the pixels: {self._chain}")
+        return _images.make_bytes(self._data, self._number, self._chain)
+
+    def made_planes(self, tables: torch.Tensor) -> torch.Tensor | None:
+        """Return float32 [3, height, width] without keeping the pixels; None if they are needed."""
+        assert _images is not None
+        width, height = self._size
+        if width == 1 or height == 1:  # torchvision's strides are others then
+            return None
+        tell(f"makes float32 [3, {height}, {width}]: {self._chain}")
+        return _images.make_planes(self._data, self._number, self._chain, tables)
+
+    def _with(self, chain: Chain) -> LazyImage:
+        tell("noted, for when the pixels are needed")
+        return LazyImage.of(self._data, self._number, chain, dict(self.info))
+
+    def copy(self) -> Any:
+        return self._with(self._chain)
+
+    __copy__ = copy
+
+    def convert(self, mode: Any = None, *arguments: Any, **named: Any) -> Any:
+        if mode == "RGB" and not arguments and not named:
+            return self.copy()
+        return super().convert(mode, *arguments, **named)
+
+    def crop(self, box: Any = None) -> Any:
+        corners = None if box is None else _whole_numbers(box, 4)
+        chain = None if corners is None else self._chain.cropped(*corners)
+        return super().crop(box) if chain is None else self._with(chain)
+
+    def resize(
+        self, size: Any, resample: Any = None, box: Any = None, reducing_gap: Any = None
+    ) -> Any:
+        resample = Image.Resampling.BICUBIC if resample is None else resample
+        if resample in FILTERS and box is None and reducing_gap is None:
+            wanted = _whole_numbers(size, 2)
+            if wanted is not None and wanted == self._size:
+                return self.copy()
+            if wanted is not None:
+                chain = self._chain.resized(wanted[0], wanted[1], int(resample))
+                if chain is not None:
+                    return self._with(chain)
+        return super().resize(size, resample, box, reducing_gap)
+
+    def transpose(self, method: Any) -> Any:
+        if method in _FLIPS:
+            return self._with(self._chain.flipped(*_FLIPS[method]))
+        return super().transpose(method)
+
+    def tobytes(self, encoder_name: str = "raw", *arguments: Any) -> bytes:
+        if encoder_name == "raw" and not arguments:
+            return self.made_bytes()
+        return super().tobytes(encoder_name, *arguments)
+
+    def __eq__(self, other: object) -> bool:
+        for one in (self, other):
+            if isinstance(one, LazyImage):
+                one._make()
+        return Image.Image.__eq__(self, other)
+
+    __hash__ = None  # type: ignore[assignment]  # as Pillow's
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._make().__reduce_ex__(protocol)
+
+
+LazyImage.__name__ = LazyImage.__qualname__ = "Image"
+
+
+def _whole_numbers(values: Any, count: int) -> tuple[int, ...] | None:
+    """Return a tuple of ints; None if there are not ``count``, or if one is no whole number."""
+    try:
+        found = tuple(values)
+        whole = tuple(map(int, found))
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return whole if len(found) == count and whole == found else None
+
+
+def install_to_tensor() -> None:
+    """Have torchvision's ``to_tensor`` read lazy images without intermediate copies. Idempotent."""
+    functional = sys.modules.get("torchvision.transforms.functional")
+    original: Callable[[Any], torch.Tensor] | None = getattr(functional, "to_tensor", None)
+    if functional is None or original is None or hasattr(original, _MARK):
+        return
+    # By the function itself, which makes the same numbers.
+    ramp = bytes(value for value in range(256) for _ in range(3))
+    tables = original(Image.frombytes("RGB", (256, 1), ramp))
+    if tables.shape != (3, 1, 256) or tables.dtype != torch.float32:
+        return
+
+    @functools.wraps(original)
+    def to_tensor(pic: Any) -> torch.Tensor:
+        if type(pic) is LazyImage and torch.get_default_dtype() is torch.float32:
+            planes = pic.made_planes(tables)
+            if planes is not None:
+                return planes
+        return original(pic)
+
+    setattr(to_tensor, _MARK, original)
+    functional.to_tensor = to_tensor  # type: ignore[attr-defined]
