@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from penstock.explanation.explanation import explain
     from penstock.graph.operators import stateless
     from penstock.graph.plan import Plan
+    from penstock.images.sample_plan import SamplePlan, SampleStep, explain_sample
     from penstock.loader.dataloader import DataLoader
     from penstock.loader.grouped_arguments import Pool, Ranks
     from penstock.loader.rank_states import merge_states
@@ -69,6 +70,8 @@ __all__ = [
     "PoolWarning",
     "RankError",
     "Ranks",
+    "SamplePlan",
+    "SampleStep",
     "SharedList",
     "SharedMemoryError",
     "SkippedSample",
@@ -87,6 +90,7 @@ __all__ = [
     "detach",
     "embedding_ids",
     "explain",
+    "explain_sample",
     "install",
     "merge_states",
     "merge_traces",
@@ -107,6 +111,8 @@ _HOMES = {
     "Plan": "penstock.graph.plan",
     "Pool": "penstock.loader.grouped_arguments",
     "Ranks": "penstock.loader.grouped_arguments",
+    "SamplePlan": "penstock.images.sample_plan",
+    "SampleStep": "penstock.images.sample_plan",
     "SharedList": "penstock.worker.shared_list",
     "SkippedSample": "penstock.loader.skipped_samples",
     "SlowSample": "penstock.loader.step_times",
@@ -120,6 +126,7 @@ _HOMES = {
     "detach": "penstock.cut.offloading",
     "embedding_ids": "penstock.cut.embedding_ids",
     "explain": "penstock.explanation.explanation",
+    "explain_sample": "penstock.images.sample_plan",
     "install": "penstock.drop_in",
     "merge_states": "penstock.loader.rank_states",
     "merge_traces": "penstock.observing.trace_file",

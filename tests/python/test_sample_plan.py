@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan of a sample names the calls of the program, and which of them are native."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision import datasets, io, transforms
+from torchvision.transforms import functional, v2
+
+from penstock import SamplePlan, explain_sample
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("images")
+    (root / "one").mkdir()
+    noise = np.random.default_rng(0).integers(0, 256, (300, 400, 3), np.uint8)
+    Image.fromarray(noise).save(root / "one" / "0.jpg", quality=90)
+    Image.fromarray(noise).save(root / "one" / "1.png")
+    return root
+
+
+class Counted:
+    """A transform of the program's own."""
+
+    def __call__(self, image: Any) -> Any:
+        return functional.rotate(image.crop((0, 0, 50, 40)), 10)
+
+
+class Handwritten(torch.utils.data.Dataset[Any]):
+    def __init__(self, folder: Path) -> None:
+        self.paths = sorted(folder.glob("*/*"))
+
+    def __getitem__(self, index: int) -> Any:
+        with Image.open(self.paths[index]) as image:
+            rgb = image.convert("RGB").resize((64, 64), Image.Resampling.BICUBIC)
+        if random.random() < 0.5:
+            rgb = rgb.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        return functional.to_tensor(rgb)
+
+
+TRAINING = transforms.Compose(
+    [
+        transforms.RandomResizedCrop(224),
+        transforms.RandomHorizontalFlip(1.0),
+        transforms.ToTensor(),
+        transforms.Normalize([0.5] * 3, [0.25] * 3),
+    ]
+)
+
+
+def steps_of(plan: SamplePlan) -> list[tuple[str, bool]]:
+    return [(step.name, step.is_native) for step in plan.steps]
+
+
+def test_image_folder_with_transforms_of_training_is_native_up_to_normalize(folder: Path) -> None:
+    plan = explain_sample(datasets.ImageFolder(str(folder), TRAINING))
+    assert plan.refused == ""
+    assert steps_of(plan) == [
+        ("Image.open", True),
+        ("JpegImageFile.convert", True),
+        ("RandomResizedCrop", True),
+        ("RandomHorizontalFlip", True),
+        ("ToTensor", True),
+        ("Normalize", False),
+    ]
+    details = [step.detail for step in plan.steps]
+    assert details[0] == "a JPEG file of 400x300"
+    assert re.fullmatch(
+        r"makes float32 \[3, 224, 224\]: window \(.*\), resize to 224x224 by filter 2, .*, "
+        r"flip columns",
+        details[4],
+    )
+    assert details[5] == "the library's: works on a tensor"
+    assert all(step.seconds > 0 for step in plan.steps)
+    assert "A sample of ImageFolder: 5 of 6 steps are native" in str(plan)
+    assert {step.line for step in plan.steps} == {""}
+
+
+def test_handwritten_dataset_shows_its_own_lines(folder: Path) -> None:
+    plan = explain_sample(Handwritten(folder))
+    assert [name for name, _ in steps_of(plan)][:3] == [
+        "Image.open",
+        "JpegImageFile.convert",
+        "Image.resize",
+    ]
+    assert plan.steps[-1].name == "functional.to_tensor" and plan.steps[-1].is_native
+    first = Handwritten.__getitem__.__code__.co_firstlineno
+    assert plan.steps[0].line == f"test_sample_plan.py:{first + 1}"
+    assert plan.steps[2].line == f"test_sample_plan.py:{first + 2}"
+
+
+def test_crop_of_a_tensor_is_native(folder: Path) -> None:
+    transform = v2.Compose([v2.RandomCrop(40), v2.ToDtype(torch.float32)])
+    plan = explain_sample(datasets.ImageFolder(str(folder), transform, loader=io.decode_image))
+    assert steps_of(plan) == [
+        ("image.decode_image", True),
+        ("RandomCrop", True),
+        ("ToDtype", False),
+    ]
+    assert plan.steps[0].detail == "a JPEG file of 400x300"
+    assert re.fullmatch(r"decodes 40x40 at \(\d+, \d+\) alone", plan.steps[1].detail)
+
+
+def test_steps_of_pillow_have_their_reason(folder: Path) -> None:
+    png = explain_sample(datasets.ImageFolder(str(folder), TRAINING), 1)
+    assert not any(is_native for _, is_native in steps_of(png))
+    assert png.steps[0].detail == "the library's: a PNG file of mode RGB"
+    own = explain_sample(datasets.ImageFolder(str(folder), Counted()))
+    assert steps_of(own)[2:] == [("Image.crop", True), ("functional.rotate", False)]
+    assert "Pillow's own code reads the pixels" in own.steps[-1].detail
+
+
+def test_generators_and_pillow_are_as_before(folder: Path) -> None:
+    Image.init()
+    before = Image.OPEN["JPEG"], functional.to_tensor
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    explain_sample(datasets.ImageFolder(str(folder), TRAINING))
+    assert (Image.OPEN["JPEG"], functional.to_tensor) == before
+    after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    assert torch.equal(states[0], after[0]) and states[1:] == after[1:]
+
+
+def test_raising_dataset_leaves_pillow_as_before(folder: Path) -> None:
+    Image.init()
+    before = Image.OPEN["JPEG"]
+    calls = []
+
+    class Raising(Handwritten):
+        def __getitem__(self, index: int) -> Any:
+            calls.append(index)
+            if len(calls) > 7:
+                raise KeyError("the eighth")
+            return super().__getitem__(index)
+
+    with pytest.raises(KeyError, match="the eighth"):
+        explain_sample(Raising(folder))
+    assert Image.OPEN["JPEG"] == before
+
+
+def test_variable_and_iterable_datasets_are_explained(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_NATIVE_IMAGES", "0")
+    plan = explain_sample(Handwritten(folder))
+    assert plan.refused == "PENSTOCK_NATIVE_IMAGES=0 is set"
+    assert not any(is_native for _, is_native in steps_of(plan))
+    assert plan.seconds == plan.seconds_before
+
+    class Stream(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter(())
+
+    with pytest.raises(TypeError, match=r"dataset must be map-style, got the iterable-style Str"):
+        explain_sample(Stream())
+    with pytest.raises(TypeError, match=r"dataset must be map-style, with __getitem__, got obj"):
+        explain_sample(object())
