@@ -110,9 +110,11 @@ DOORS: tuple[tuple[str, str], ...] = (
 # with sympy.
 PACKAGES = {"penstock", "torch", "numpy", "cloudpickle", "sympy"}
 # Packages that only one module or folder imports, inside functions: a program may run without them.
-OPTIONAL_PACKAGES = {
+OPTIONAL_PACKAGES: dict[str, str | tuple[str, ...]] = {
     "PIL": "python/penstock/images/",
-    "torchvision": "python/penstock/images/",
+    "torchvision": ("python/penstock/images/", "python/penstock/stream/batch_types.py"),
+    "tensordict": "python/penstock/stream/batch_types.py",
+    "torch_geometric": "python/penstock/stream/batch_types.py",
     "opentelemetry": "python/penstock/observing/open_telemetry.py",
     "tqdm": "python/penstock/observing/waiting_meter.py",
 }

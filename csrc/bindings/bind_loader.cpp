@@ -397,6 +397,7 @@ py::object interrupt_when_dropped() {
 
 void bind_loader(py::module_& module) {
   module.def("interrupt_when_dropped", &interrupt_when_dropped);
+  module.def("set_batch_types", &set_batch_types, py::arg("flatten"), py::arg("make"));
   module.def("is_profiled", &is_profiled);
   module.def("in_profiler_range", &in_profiler_range, py::arg("name"), py::arg("call"));
   py::class_<loader::AheadWishes, std::shared_ptr<loader::AheadWishes>>(module, "AheadWishes")

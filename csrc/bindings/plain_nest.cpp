@@ -86,6 +86,7 @@ class PlainEncoder {
     if (PyTuple_Check(value) && is_named_tuple(object)) return encode_named_tuple(object);
     if (is_exact_array(object)) return encode_array(object);
     if (is_array_scalar(object)) return encode_scalar(object);
+    if (const auto flat = flatten_object(object, false)) return encode_object(object, *flat);
     refuse_type("a " + type_name(object));
   }
 
@@ -171,6 +172,19 @@ class PlainEncoder {
     steps_.pop_back();
   }
 
+  void encode_object(py::handle object, const FlatObject& flat) {
+    if (is_in_key_) refuse_type("a " + type_name(object) + " as a key");
+    kept_.push_back(flat.values);  // so that no other object gets the addresses of its parts
+    result_.nest.object(flat.name, static_cast<uint32_t>(flat.values.size()));
+    enter(object);
+    for (py::handle value : flat.values) {
+      steps_.back().part = py::str("content");
+      steps_.back().is_field = true;
+      encode(value);
+    }
+    steps_.pop_back();
+  }
+
   void encode_dict(py::handle object) {
     const auto dict = py::reinterpret_steal<py::dict>(PyDict_Copy(object.ptr()));
     if (!dict) throw py::error_already_set();
@@ -241,8 +255,8 @@ class PlainEncoder {
   [[noreturn]] void refuse_type(const std::string& what) const {
     refuse("is " + what +
            ", which pool workers do not send; return tensors, numpy arrays, numbers, str, bytes, None and dicts, "
-           "lists, tuples and named tuples of them, or pass trust_workers=True to accept pickled objects from the "
-           "pool's workers");
+           "lists, tuples and named tuples of them, call penstock.register_batch_type() for its class, or pass "
+           "trust_workers=True to accept pickled objects from the pool's workers");
   }
 
   EncodedNest& result_;
@@ -251,6 +265,7 @@ class PlainEncoder {
   bool is_in_key_ = false;
   std::unordered_map<const void*, uint32_t> places_;
   std::unordered_map<const PyObject*, Array> arrays_;
+  std::vector<py::object> kept_;
 };
 
 }  // namespace

@@ -84,7 +84,7 @@ std::string field_name(py::handle named_tuple, size_t index) {
 }
 
 std::string named_tuple_refusal(py::handle named_tuple) {
-  if (named_tuple_name(named_tuple).size() > wire::kNamedTupleNameBytesMax) return "whose class name is too long";
+  if (named_tuple_name(named_tuple).size() > wire::kClassNameBytesMax) return "whose class name is too long";
   if (named_tuple_name(named_tuple).find("<locals>") != std::string::npos) {
     return "whose class was made inside a function, where the trainer cannot find it";
   }
@@ -121,6 +121,34 @@ py::object make_named_tuple(std::string_view name, const py::tuple& values) {
   return as_object(PyTuple_Type).attr("__new__")(type, values);
 }
 
+namespace {
+
+struct BatchTypes {
+  py::object flatten = py::none();
+  py::object make = py::none();
+};
+// Never destroyed: Python may be gone by then.
+BatchTypes& batch_types() {
+  static auto& types = *new BatchTypes;
+  return types;
+}
+
+}  // namespace
+
+void set_batch_types(py::object flatten, py::object make) {
+  batch_types() = {.flatten = std::move(flatten), .make = std::move(make)};
+}
+
+std::optional<FlatObject> flatten_object(py::handle object, bool is_trusted) {
+  const py::object& flatten = batch_types().flatten;
+  if (flatten.is_none()) return std::nullopt;
+  const py::object flat = flatten(object, is_trusted);
+  if (flat.is_none()) return std::nullopt;
+  auto [name, values] = flat.cast<std::pair<std::string, py::tuple>>();
+  if (name.size() > wire::kClassNameBytesMax || values.empty()) return std::nullopt;
+  return FlatObject{.name = std::move(name), .values = std::move(values)};
+}
+
 using wire::NestReader;
 using wire::NestTag;
 using wire::NestToken;
@@ -155,18 +183,39 @@ class NestEncoder {
       }
       return true;
     }
-    if (!PyDict_CheckExact(object) || !containers_.insert(object).second) return false;
+    if (!PyDict_CheckExact(object)) return encode_object(object, depth);
+    if (!containers_.insert(object).second) return false;
     nest.dict(static_cast<uint32_t>(PyDict_GET_SIZE(object)));
     Py_ssize_t position = 0;
     PyObject* key = nullptr;
     PyObject* value = nullptr;
     while (PyDict_Next(object, &position, &key, &value) != 0) {
-      if (is_exact_tensor(key) || !encode(key, depth + 1) || !encode(value, depth + 1)) return false;
+      if (is_exact_tensor(key) || !encode_key(key, depth + 1) || !encode(value, depth + 1)) return false;
     }
     return true;
   }
 
  private:
+  bool encode_key(PyObject* key, uint32_t depth) {
+    const bool was_in_key = std::exchange(is_in_key_, true);
+    const bool is_encoded = encode(key, depth);
+    is_in_key_ = was_in_key;
+    return is_encoded;
+  }
+
+  bool encode_object(PyObject* object, uint32_t depth) {
+    if (is_in_key_) return false;  // hashing it would run code of its class
+    if (!containers_.insert(object).second) return false;
+    const auto flat = flatten_object(object, true);
+    if (!flat) return false;
+    kept_.push_back(flat->values);
+    result_.nest.object(flat->name, static_cast<uint32_t>(flat->values.size()));
+    for (py::handle value : flat->values) {
+      if (!encode(value.ptr(), depth + 1)) return false;
+    }
+    return true;
+  }
+
   bool encode_tensor(const at::Tensor& tensor) {
     const auto [place, is_new] =
         places_.try_emplace(tensor.unsafeGetTensorImpl(), static_cast<uint32_t>(result_.tensors.size()));
@@ -205,6 +254,8 @@ class NestEncoder {
   EncodedNest& result_;
   std::unordered_map<const c10::TensorImpl*, uint32_t> places_;
   std::unordered_set<PyObject*> containers_;
+  bool is_in_key_ = false;
+  std::vector<py::object> kept_;  // parts that were made here, so that no other object gets their addresses
 };
 
 // Makes the Python objects of a nest that check_nest has accepted.
@@ -241,6 +292,11 @@ class NestDecoder {
         // As a key, its class would be asked for its hash, and the sender chooses the class.
         if (is_in_key_) raise_malformed("a named tuple is a key");
         return make_named_tuple(token.text, tuple(token.count));
+      case NestTag::kObject: {
+        if (is_in_key_) raise_malformed("an object is a key");
+        const py::tuple values = tuple(token.count);
+        return batch_types().make(text(token.text), values, !loads_.is_none());
+      }
       case NestTag::kDict: return dict(token.count);
       case NestTag::kPickle: {
         PENSTOCK_ASSERT(!loads_.is_none(), "check_nest did not reject a pickle");

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Conversion between a Python batch and its nest (wire/nest.h). Only this code, python_collate, plain_nest and
-// python_content walk Python objects. Exact dicts, lists, tuples, text, numbers, None and plain tensors become tokens;
-// any other object, or a container that occurs twice, makes the whole batch one pickle, whose tensors are still sent in
-// the table. A named tuple is identified by the name of its class, "module:qualified name", which both sides have.
+// python_content walk Python objects. Exact dicts, lists, tuples, text, numbers, None and plain tensors become tokens,
+// and so do objects of classes that penstock.stream.batch_types can take apart; any other object, or a container that
+// occurs twice, makes the whole batch one pickle, whose tensors are still sent in the table. A named tuple is
+// identified by the name of its class, "module:qualified name", which both sides have.
 
 #include <ATen/core/Tensor.h>
 #include <pybind11/pybind11.h>
 
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -22,6 +24,18 @@ struct EncodedNest {
   wire::NestWriter nest;
   std::vector<at::Tensor> tensors;  // in table order, each once
 };
+
+// How objects of other classes are taken apart and made, for all calls in this process. `flatten(object, is_trusted)`
+// returns the name of its class and a tuple of its context and its children, or None; `make(name, tuple, is_trusted)`
+// returns an object, or raises UnsupportedError. `is_trusted`: whether the receiver trusts the sender.
+void set_batch_types(pybind11::object flatten, pybind11::object make);
+
+// An object that flatten() has taken apart.
+struct FlatObject {
+  std::string name;
+  pybind11::tuple values;
+};
+std::optional<FlatObject> flatten_object(pybind11::handle object, bool is_trusted);
 
 // `dumps(object)` returns (bytes, list of tensors); it is called only for objects that have no token.
 EncodedNest encode_nest(pybind11::handle object, const pybind11::object& dumps);

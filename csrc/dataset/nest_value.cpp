@@ -102,6 +102,7 @@ class Reader {
       case NestTag::kList: return read_items(token.count, &Value::list);
       case NestTag::kTuple:
       case NestTag::kNamedTuple: return read_items(token.count, &Value::tuple);
+      case NestTag::kObject: return read_object(token.count);
       case NestTag::kDict: {
         Value::Entries entries;
         entries.reserve(token.count);
@@ -128,6 +129,15 @@ class Reader {
       items.push_back(std::move(item).value());
     }
     return make(std::move(items));
+  }
+
+  // An object of a Python class is its context if it has no children, its only child, as for mappings, or the tuple of
+  // its children.
+  Result<Value> read_object(uint32_t count) {
+    auto context = read();
+    if (!context || count == 1) return context;
+    if (count == 2) return read();
+    return read_items(count - 1, &Value::tuple);
   }
 
   static Fault refuse(const std::string& what) {

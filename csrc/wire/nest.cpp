@@ -104,6 +104,7 @@ bool may_be_key(const NestToken& token) {
     case NestTag::kArray:
     // Hashing it would call its class, and the sender chooses the class.
     case NestTag::kNamedTuple:
+    case NestTag::kObject:
     case NestTag::kPickle: return false;
     case NestTag::kScalar: return token.dtype[1] != 'V';  // numpy makes a writable one
     default: return true;
@@ -144,6 +145,7 @@ Result<NestToken> NestReader::next() {
       token.text = reader_.take_text(reader_.read<uint32_t>());
       break;
     case NestTag::kNamedTuple:
+    case NestTag::kObject:
       token.text = reader_.take_text(reader_.read<uint32_t>());
       token.count = reader_.read<uint32_t>();
       break;
@@ -160,13 +162,15 @@ Result<void> NestReader::check(const NestToken& token) const {
     case NestTag::kList:
     case NestTag::kTuple:
     case NestTag::kNamedTuple:
+    case NestTag::kObject:
     case NestTag::kDict: {
       const size_t least = token.tag == NestTag::kDict ? 2 : 1;  // every value takes at least one byte
       if (token.count > reader_.remaining() / least) {
         return malformed_nest("a container claims " + std::to_string(token.count) +
                               " elements, more than there are bytes left");
       }
-      if (token.text.size() > kNamedTupleNameBytesMax) return malformed_nest("the name of a named tuple is too long");
+      if (token.text.size() > kClassNameBytesMax) return malformed_nest("the name of a class is too long");
+      if (token.tag == NestTag::kObject && token.count == 0) return malformed_nest("an object has no context");
       return {};
     }
     case NestTag::kBigInteger:
@@ -219,7 +223,8 @@ Result<uint64_t> check_nest(std::span<const std::byte> bytes, uint32_t tensor_co
     switch (token.value().tag) {
       case NestTag::kList:
       case NestTag::kTuple:
-      case NestTag::kNamedTuple: open.push_back(token.value().count); break;
+      case NestTag::kNamedTuple:
+      case NestTag::kObject: open.push_back(token.value().count); break;
       case NestTag::kDict: open.push_back(uint64_t{token.value().count} * 2); break;
       case NestTag::kTensor:
       case NestTag::kArray:
@@ -270,7 +275,8 @@ Result<void> check_python_values(std::span<const std::byte> bytes, std::span<con
         break;
       case NestTag::kList:
       case NestTag::kTuple:
-      case NestTag::kNamedTuple: open.push_back({.left = token.count, .is_key = is_key}); break;
+      case NestTag::kNamedTuple:
+      case NestTag::kObject: open.push_back({.left = token.count, .is_key = is_key}); break;
       case NestTag::kDict: open.push_back({.left = uint64_t{token.count} * 2, .is_dict = true}); break;
       default: break;
     }

@@ -38,11 +38,12 @@ enum class NestTag : uint8_t {
   kArray = 13,       // an index into the tensor table, and a numpy dtype if the array's differs from the tensor's
   kScalar = 14,      // a numpy scalar: a dtype, and the bytes of one element of it
   kNamedTuple = 15,  // "module:qualified name" of its class, followed by `count` values
+  kObject = 16,      // the same, of a class that both sides have registered: its context, then its children
 };
 
 constexpr uint32_t kNestDepthMax = 64;
 constexpr uint32_t kBigIntegerBytesMax = 4096;
-constexpr uint32_t kNamedTupleNameBytesMax = 1024;
+constexpr uint32_t kClassNameBytesMax = 1024;
 
 // Thread-compatible.
 class NestWriter {
@@ -70,6 +71,10 @@ class NestWriter {
     sized(NestTag::kNamedTuple, name);
     writer_.write(count);
   }
+  void object(std::string_view name, uint32_t count) {
+    sized(NestTag::kObject, name);
+    writer_.write(count);
+  }
 
   std::span<const std::byte> view() const { return writer_.bytes(); }
   void clear() { writer_ = {}; }
@@ -95,7 +100,7 @@ struct NestToken {
   uint32_t count = 0;  // elements, pairs, or the tensor's index
   int64_t integer = 0;
   double floating = 0;
-  std::string_view text;   // or bytes, a pickle, a big integer, a scalar's element, the name of a named tuple
+  std::string_view text;   // or bytes, a pickle, a big integer, a scalar's element, the name of a class
   std::string_view dtype;  // of a scalar, and of an array whose dtype differs from its tensor's
 };
 
@@ -128,8 +133,8 @@ class NestReader {
 Result<uint64_t> check_nest(std::span<const std::byte> bytes, uint32_t tensor_count, bool allow_pickle);
 
 // Checks that Python can create the values of a nest that check_nest() has accepted with this number of `leaves`: texts
-// are UTF-8, dictionary keys are hashable, and arrays match their tensors. Named tuples and dates can be checked only
-// by Python.
+// are UTF-8, dictionary keys are hashable, and arrays match their tensors. Named tuples, objects and dates can be
+// checked only by Python.
 Result<void> check_python_values(std::span<const std::byte> bytes, std::span<const TensorEntry> leaves);
 
 constexpr uint32_t kArrayDtypeBytesMax = 64;

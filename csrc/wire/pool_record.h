@@ -23,7 +23,7 @@ namespace penstock::wire {
 
 constexpr uint32_t kToWorkerMagic = 0x31574e50;   // "PNW1"
 constexpr uint32_t kToTrainerMagic = 0x31544e50;  // "PNT1"
-constexpr uint16_t kPoolVersion = 9;
+constexpr uint16_t kPoolVersion = 10;
 constexpr int kCpuShareUnit = 64;  // so that four CPUs fit a byte
 constexpr size_t kToWorkerHeadBytes = 88;
 constexpr size_t kToTrainerHeadBytes = 120;

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from penstock.ranks.steps import EpochEnd
     from penstock.sampling.cost_batch_sampler import CostBatchSampler
     from penstock.sampling.mixture_sampler import MixtureSampler
+    from penstock.stream.batch_types import register_batch_type
     from penstock.worker.shared_list import SharedList
 
 __all__ = [
@@ -96,6 +97,7 @@ __all__ = [
     "merge_traces",
     "offload",
     "progress",
+    "register_batch_type",
     "stateless",
     "to_opentelemetry",
     "trace",
@@ -132,6 +134,7 @@ _HOMES = {
     "merge_traces": "penstock.observing.trace_file",
     "offload": "penstock.cut.offloading",
     "progress": "penstock.observing.waiting_meter",
+    "register_batch_type": "penstock.stream.batch_types",
     "stateless": "penstock.graph.operators",
     "to_opentelemetry": "penstock.observing.open_telemetry",
     "trace": "penstock.observing.step_trace",

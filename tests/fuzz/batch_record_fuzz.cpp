@@ -103,6 +103,7 @@ void copy_value(wire::NestReader& reader, wire::NestWriter& writer, std::span<co
     case wire::NestTag::kTuple: writer.tuple(value.count); break;
     case wire::NestTag::kDict: writer.dict(value.count), count *= 2; break;
     case wire::NestTag::kNamedTuple: writer.named_tuple(value.text, value.count); break;
+    case wire::NestTag::kObject: writer.object(value.text, value.count); break;
   }
   const bool is_dict = value.tag == wire::NestTag::kDict;
   if (is_key && value.tag != wire::NestTag::kTuple) findings.is_pythons = false;

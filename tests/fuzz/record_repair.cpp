@@ -125,10 +125,10 @@ Bytes repair_nest(Source& source, uint32_t leaf_count, Choices& choices) {
     --open.back();
     const bool is_room_left = source.left() > 0 && nest.size() < kNestBytesWanted;
     auto tag = is_room_left ? source.number<uint8_t>() : uint8_t{0};
-    tag = mostly_at_most(tag, static_cast<uint8_t>(wire::NestTag::kNamedTuple), choices);
+    tag = mostly_at_most(tag, static_cast<uint8_t>(wire::NestTag::kObject), choices);
     const bool is_container =
         (tag >= static_cast<uint8_t>(wire::NestTag::kList) && tag <= static_cast<uint8_t>(wire::NestTag::kDict)) ||
-        tag == static_cast<uint8_t>(wire::NestTag::kNamedTuple);
+        tag == static_cast<uint8_t>(wire::NestTag::kNamedTuple) || tag == static_cast<uint8_t>(wire::NestTag::kObject);
     if (is_container && open.size() >= wire::kNestDepthMax && choices.mostly()) tag = 0;
     if (static_cast<wire::NestTag>(tag) == wire::NestTag::kScalar) {
       repair_scalar(source, nest, choices);
@@ -147,6 +147,7 @@ Bytes repair_nest(Source& source, uint32_t leaf_count, Choices& choices) {
       case wire::NestTag::kBigInteger:
       case wire::NestTag::kPickle: repair_text(source, nest, choices); break;
       case wire::NestTag::kNamedTuple:
+      case wire::NestTag::kObject:
         repair_text(source, nest, choices);
         open.push_back(repair_count(source, nest, choices));
         break;

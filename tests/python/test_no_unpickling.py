@@ -112,6 +112,11 @@ WHOSE_BYTES = {
         "importlib.import_module",
     ): "names of our own modules",
     (
+        "stream/batch_types.py",
+        "_class_of",
+        "importlib.import_module",
+    ): "the name of a class from a trusted worker",
+    (
         "drop_in.py",
         "torchdata_class",
         "importlib.import_module",

@@ -297,23 +297,15 @@ def local_tuple() -> Any:
 
 ADVICE = (
     ", which pool workers do not send; return tensors, numpy arrays, numbers, str, bytes, "
-    "None and dicts, lists, tuples and named tuples of them, or pass trust_workers=True to "
-    "accept pickled objects from the pool's workers"
+    "None and dicts, lists, tuples and named tuples of them, call penstock.register_batch_type() "
+    "for its class, or pass trust_workers=True to accept pickled objects from the pool's workers"
 )
 
 
 @pytest.mark.parametrize(
     ("value", "seen"),
     [
-        ({1}, "a set"),
-        (range(3), "a range"),
-        (1j, "a complex"),
-        (bytearray(b"a"), "a bytearray"),
         (Text("a"), f"a {__name__}.Text"),
-        (Colour.RED, f"a {__name__}.Colour"),
-        (collections.OrderedDict(a=1), "a collections.OrderedDict"),
-        (collections.defaultdict(int), "a collections.defaultdict"),
-        (torch.Size([1, 2]), "a torch.Size"),
         (object, "a type"),
         (ValueError("no"), "a ValueError"),
         (1 << (8 * 4096), "an int of 4097 bytes, above 4096"),
@@ -346,11 +338,12 @@ def test_unsupported_value_error_names_its_path(value: object, seen: str) -> Non
 
 
 def test_error_paths_cover_fields_keys_and_root() -> None:
-    assert refusal(Point(1, [set()])).startswith("batch.y[0] is a set,")
-    assert refusal({("a", frozenset()): 1}).startswith("a key in batch[('a', frozenset())][1] is a")
-    assert refusal({1}, "state").startswith("state is a set,")
-    assert refusal({"é" * 100: {1}}).startswith(f"batch['{'é' * 59}...] is a set,")
-    assert refusal({"\udc80\n": {1}}).startswith("batch['\\udc80\\n'] is a set,")
+    assert refusal(Point(1, [object()])).startswith("batch.y[0] is a object,")
+    assert refusal({("a", Text("b")): 1}).startswith("a key in batch[('a', 'b')][1] is a")
+    assert refusal({frozenset(): 1}).startswith("a key in batch[frozenset()] is a frozenset as a")
+    assert refusal(object(), "state").startswith("state is a object,")
+    assert refusal({"é" * 100: object()}).startswith(f"batch['{'é' * 59}...] is a object,")
+    assert refusal({"\udc80\n": object()}).startswith("batch['\\udc80\\n'] is a object,")
 
 
 @pytest.mark.parametrize("key", [torch.zeros(1), Point(1, 2), (Point(1, 2),)])

@@ -23,6 +23,7 @@ from penstock.pool.pool_job import Job
 from penstock.pool.process_settings import ProcessState
 from penstock.pool.worker_errors import UNSENT_BATCH, describe_error, end_forked_child
 from penstock.stream.batch_seeds import EpochSeeds
+from penstock.stream.batch_types import install as install_batch_types
 from penstock.stream.shard_state import ShardStart, ShardStarts, StateFailure
 from penstock.stream.table_rows import plain_rows
 from penstock.worker.batch_pickle import dumps
@@ -50,6 +51,7 @@ class RunningJob:
         self.code_folders = job.code_folders
         self._server = server
         self._job = job
+        install_batch_types(job.fetch.batch_types)
         self._pid = os.getpid()
         self._fetch = collating_into(server, job.fetch)
         self._is_iterable = job.fetch.dataset_kind == DatasetKind.Iterable

@@ -7,7 +7,7 @@ import copy
 import functools
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from penstock import _C
@@ -29,6 +29,7 @@ from penstock.stream.batch_seeds import (
     generator_states,
     have_moved,
 )
+from penstock.stream.batch_types import RegisteredType, registered_types
 from penstock.stream.progress import Progress
 from penstock.stream.shard_state import (
     ResumedDataset,
@@ -71,6 +72,8 @@ class FetchSpec:
     clock: _C.FetchClock | None = None  # in the process that makes the batches
     # The number of samples that may be left out of their batches; None if their errors are raised.
     max_skipped: int | None = None
+    # How the program's classes in batches are taken apart.
+    batch_types: tuple[RegisteredType, ...] = field(default_factory=registered_types)
 
     @staticmethod
     def of(

@@ -34,6 +34,7 @@ from penstock.compat.iterators import (
 from penstock.errors import ClosedError
 from penstock.images import open_natively
 from penstock.stream.batch_seeds import EpochSeeds
+from penstock.stream.batch_types import install as install_batch_types
 from penstock.stream.shard_state import (
     ResumedDataset,
     ShardStarts,
@@ -142,6 +143,7 @@ def _work(
     num_workers: int,
 ) -> None:
     _prepare(base_seed, worker_id)
+    install_batch_types(fetch.batch_types)
     set_worker_info(
         WorkerInfo(
             id=worker_id, num_workers=num_workers, seed=base_seed + worker_id, dataset=fetch.dataset

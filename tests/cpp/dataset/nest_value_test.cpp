@@ -61,6 +61,20 @@ TEST(NestValue, NumbersOfNumpysAreNumbers) {
   EXPECT_EQ(value[2].number(), 1.0);
 }
 
+TEST(NestValue, ObjectsOfPythonClassesAreTheirContent) {
+  const at::Tensor tensor = at::arange(3);
+  wire::NestWriter nest;
+  nest.list(3);
+  nest.object("collections:OrderedDict", 2), nest.none(), nest.dict(1), nest.text("a"), nest.tensor(0);
+  nest.object("builtins:complex", 1), nest.list(2), nest.floating(1.5), nest.floating(-2);
+  nest.object("m:Pair", 3), nest.text("context"), nest.tensor(0), nest.integer(7);
+  const Value value = read_value(nest.view(), std::span(&tensor, 1)).value();
+  EXPECT_TRUE(value[0]["a"].tensor().is_same(tensor));
+  EXPECT_EQ(value[1][1].number(), -2);
+  EXPECT_EQ(value[2].kind(), Value::Kind::kTuple);
+  EXPECT_EQ(value[2][1].integer(), 7);
+}
+
 TEST(NestValue, WhatNoTypeStandsForIsUnsupportedAndNamed) {
   wire::NestWriter pickle;
   pickle.pickle("x");

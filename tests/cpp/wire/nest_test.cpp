@@ -105,6 +105,7 @@ class Nest : public test::SeededTest {
       case 13:
         return write_container(
             "m:A.B(", depth, [this](uint32_t count) { nest_.named_tuple("m:A.B", count); }, 1);
+      case 14: nest_.object("m:O", 2), nest_.none(); return "m:O<2 None " + write_value(depth - 1);
       default:
         return write_container(
             "{", depth, [this](uint32_t count) { nest_.dict(count); }, 2);
@@ -139,6 +140,7 @@ class Nest : public test::SeededTest {
       case NestTag::kArray: return "array " + std::to_string(token.count) + " '" + std::string(token.dtype) + "'";
       case NestTag::kScalar: return "scalar '" + std::string(token.dtype) + "' '" + std::string(token.text) + "'";
       case NestTag::kNamedTuple: return read_container(std::string(token.text) + "(", token.count, token.count);
+      case NestTag::kObject: return read_container(std::string(token.text) + "<", token.count, token.count);
     }
     return "unknown";
   }
@@ -274,9 +276,21 @@ TEST_F(Nest, ANamedTupleNestsAsATupleDoesAndItsNameHasACap) {
   for (uint32_t level = 0; level < kNestDepthMax; ++level) nest_.named_tuple("m:A", 1);
   nest_.none();
   EXPECT_EQ(refusal(), Errc::kTooLarge);
-  nest_.clear(), nest_.named_tuple(std::string(kNamedTupleNameBytesMax, 'a'), 0);
+  nest_.clear(), nest_.named_tuple(std::string(kClassNameBytesMax, 'a'), 0);
   EXPECT_TRUE(is_accepted());
-  nest_.clear(), nest_.named_tuple(std::string(kNamedTupleNameBytesMax + 1, 'a'), 0);
+  nest_.clear(), nest_.named_tuple(std::string(kClassNameBytesMax + 1, 'a'), 0);
+  EXPECT_EQ(refusal(), Errc::kMalformed);
+}
+
+TEST_F(Nest, AnObjectNestsAsATupleDoesAndHasAContext) {
+  for (uint32_t level = 0; level < kNestDepthMax; ++level) nest_.object("m:A", 1);
+  nest_.none();
+  EXPECT_EQ(refusal(), Errc::kTooLarge);
+  nest_.clear(), nest_.object(std::string(kClassNameBytesMax, 'a'), 1), nest_.none();
+  EXPECT_TRUE(is_accepted());
+  nest_.clear(), nest_.object(std::string(kClassNameBytesMax + 1, 'a'), 1), nest_.none();
+  EXPECT_EQ(refusal(), Errc::kMalformed);
+  nest_.clear(), nest_.object("m:A", 0);
   EXPECT_EQ(refusal(), Errc::kMalformed);
 }
 
@@ -352,6 +366,7 @@ TEST_F(PythonValues, KeysHaveAHash) {
   EXPECT_FALSE(is_key([&] { nest_.tensor(0); }));
   EXPECT_FALSE(is_key([&] { nest_.array(0, ""); }));
   EXPECT_FALSE(is_key([&] { nest_.named_tuple("m:A", 0); }));
+  EXPECT_FALSE(is_key([&] { nest_.object("m:A", 1), nest_.none(); }));
   EXPECT_FALSE(is_key([&] { nest_.scalar("|V3", "abc"); }));
   EXPECT_FALSE(is_key([&] { nest_.tuple(2), nest_.integer(1), nest_.tuple(1), nest_.tensor(0); }));
   nest_.clear(), nest_.list(2), nest_.tensor(0), nest_.dict(2);

@@ -78,6 +78,7 @@ inline std::vector<std::vector<std::byte>> sample_records() {
   rich.text("label"), rich.tuple(2), rich.integer(-5), rich.floating(0.5);
   rich.bytes("k"), rich.list(3), rich.none(), rich.boolean(true), rich.pickle("\x80\x05.");
   NestWriter plain;
+  plain.object("m:B", 2), plain.none();
   plain.named_tuple("m:A", 4);
   plain.array(0, ""), plain.array(1, "<U5"), plain.scalar("<i4", "four"), plain.big_integer("012345678");
   NestWriter none;
