@@ -206,6 +206,26 @@ def test_opened_file_stays_usable(images: NativeImages, tmp_path: Path) -> None:
     assert small.tobytes() == theirs.convert("RGB").tobytes()
 
 
+def test_verified_and_closed_files_raise_as_by_pillow(images: NativeImages, tmp_path: Path) -> None:
+    path = tmp_path / "one.jpg"
+    path.write_bytes(jpeg_of(photograph(30, 20), quality=92))
+
+    def outcome(open_image: Any, spoil: str) -> Any:
+        with open(path, "rb") as file:
+            image = open_image(file)
+            if spoil == "verify":
+                image.verify()
+        if spoil == "close":
+            image.close()
+        try:
+            return image.convert("RGB").tobytes()
+        except Exception as error:
+            return type(error), str(error)
+
+    for spoil in ("verify", "close", "file"):
+        assert outcome(Image.open, spoil) == outcome(JpegImagePlugin.jpeg_factory, spoil)
+
+
 def test_pickled_image_is_a_plain_one(images: NativeImages) -> None:
     image = opened(jpeg_of(photograph(30, 20), quality=92)).convert("RGB")
     restored = pickle.loads(pickle.dumps(image))

@@ -74,8 +74,9 @@ class LazyJpegFile(JpegImagePlugin.JpegImageFile):
     def lazy(self) -> LazyImage | None:
         """Return the RGB image of the file; None if Pillow has to decode it now."""
         images = _images
+        is_closed = self.fp is None  # as after verify()
         is_changed = self._im is not None or self.decoderconfig != () or len(self.tile) != 1
-        if images is None or is_changed or self.tile[0][1] != (0, 0, *self.size):
+        if images is None or is_closed or is_changed or self.tile[0][1] != (0, 0, *self.size):
             return None
         try:
             data = self._take_file()
