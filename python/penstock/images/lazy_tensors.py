@@ -79,8 +79,7 @@ class TensorDecoder:
     """torchvision's libjpeg-turbo. Thread-safe.
 
     Attributes:
-        made (int): Windows that were decoded.
-        comparisons (Comparisons): Which of them are compared with torchvision's.
+        comparisons (Comparisons): Windows that were decoded.
         refusal (str): Why windows are no longer decoded; empty while they are.
     """
 

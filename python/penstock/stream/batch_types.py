@@ -72,8 +72,8 @@ def register_batch_type(
     """Send batches with objects of a class as tensors and plain values, without pickling them.
 
     Workers of a pool do not send objects of classes that the trainer has not registered, except
-    those of libraries that penstock knows. Local workers pickle them. Call it before the loader
-    starts its workers.
+    those of libraries that penstock knows. Local workers pickle only objects that penstock cannot
+    take apart by itself. Call it before the loader starts its workers.
 
     Args:
         cls (type): The class; objects of its subclasses are not included.
