@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// The order in which samples are read: mixtures of sources, and batches by cost.
+// The order in which samples are read: mixtures of sources, batches by cost, and packed rows.
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
 #include <optional>
 #include <span>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "sampling/cost_packer.h"
 #include "sampling/mixture_schedule.h"
+#include "sampling/packer.h"
 #include "sampling/rank_share.h"
 
 namespace py = pybind11;
@@ -18,6 +20,10 @@ namespace penstock::bindings {
 
 using sampling::CostPacker;
 using sampling::MixtureSchedule;
+using sampling::PackedRow;
+using sampling::Packer;
+using sampling::PackerCounts;
+using sampling::PackerOptions;
 using sampling::RankShare;
 using sampling::RankShareOptions;
 
@@ -33,6 +39,24 @@ struct PythonCostPacker {
   py::array_t<double> costs;
   CostPacker packer;
 };
+
+// A row is a list of (document, first, length).
+using PlainRow = std::vector<std::tuple<int64_t, int64_t, int64_t>>;
+
+std::vector<PlainRow> to_plain(const std::vector<PackedRow>& rows) {
+  std::vector<PlainRow> plain(rows.size());
+  for (size_t row = 0; row < rows.size(); ++row)
+    for (const auto& part : rows[row]) plain[row].emplace_back(part.document, part.first, part.length);
+  return plain;
+}
+
+std::vector<PackedRow> of_plain(const std::vector<PlainRow>& plain) {
+  std::vector<PackedRow> rows(plain.size());
+  for (size_t row = 0; row < plain.size(); ++row)
+    for (const auto& [document, first, length] : plain[row])
+      rows[row].push_back({.document = document, .first = first, .length = length});
+  return rows;
+}
 
 }  // namespace
 
@@ -103,6 +127,43 @@ void bind_sampling(py::module_& module) {
           },
           py::arg("budget"), py::arg("rank_count"), py::arg("batch_size_max"))
       .def_property_readonly("left_count", [](const PythonCostPacker& self) { return self.packer.left_count(); });
+
+  py::class_<PackerOptions>(module, "PackerOptions")
+      .def(py::init([](int64_t row_length, size_t bins_max, bool splits) {
+             return PackerOptions{.row_length = row_length, .bins_max = bins_max, .splits = splits};
+           }),
+           py::kw_only(), py::arg("row_length"), py::arg("bins_max"), py::arg("splits"));
+  py::class_<PackerCounts>(module, "PackerCounts")
+      .def(py::init<>())
+      .def_readwrite("documents", &PackerCounts::documents)
+      .def_readwrite("empty_documents", &PackerCounts::empty_documents)
+      .def_readwrite("split_documents", &PackerCounts::split_documents)
+      .def_readwrite("dropped_documents", &PackerCounts::dropped_documents)
+      .def_readwrite("dropped_tokens", &PackerCounts::dropped_tokens)
+      .def_readwrite("rows", &PackerCounts::rows)
+      .def_readwrite("row_tokens", &PackerCounts::row_tokens);
+  py::class_<Packer>(module, "Packer")
+      .def(py::init<const PackerOptions&>(), py::arg("options"))
+      .def_static(
+          "continuing",
+          [](const PackerOptions& options, const std::vector<PlainRow>& bins,
+             const PackerCounts& counts) -> std::optional<Packer> {
+            std::vector<PackedRow> rows = of_plain(bins);
+            if (!Packer::can_continue(options, rows)) return std::nullopt;
+            return Packer(options, std::move(rows), counts);
+          },
+          py::arg("options"), py::arg("bins"), py::arg("counts"))
+      .def(
+          "add", [](Packer& self, int64_t length) { return to_plain(self.add(length)); }, py::arg("length"))
+      .def(
+          "add_all",
+          [](Packer& self, const py::array_t<int64_t, py::array::c_style>& lengths) {
+            self.add_all({lengths.data(), static_cast<size_t>(lengths.size())});
+          },
+          py::arg("lengths"))
+      .def("flush", [](Packer& self) { return to_plain(self.flush()); })
+      .def_property_readonly("bins", [](const Packer& self) { return to_plain(self.bins()); })
+      .def_property_readonly("counts", [](const Packer& self) { return self.counts(); });
 }
 
 }  // namespace penstock::bindings

@@ -363,6 +363,36 @@ class CostPacker:
     @property
     def left_count(self) -> int: ...
 
+class PackerOptions:
+    def __init__(self, *, row_length: int, bins_max: int, splits: bool) -> None: ...
+
+class PackerCounts:
+    documents: int
+    empty_documents: int
+    split_documents: int
+    dropped_documents: int
+    dropped_tokens: int
+    rows: int
+    row_tokens: int
+
+    def __init__(self) -> None: ...
+
+class Packer:
+    """Packs documents into rows, lists of (document, first, length): csrc/sampling/packer.h."""
+
+    def __init__(self, options: PackerOptions) -> None: ...
+    @staticmethod
+    def continuing(
+        options: PackerOptions, bins: Sequence[Sequence[tuple[int, int, int]]], counts: PackerCounts
+    ) -> Packer | None: ...
+    def add(self, length: int) -> list[list[tuple[int, int, int]]]: ...
+    def add_all(self, lengths: np.ndarray[Any, Any]) -> None: ...
+    def flush(self) -> list[list[tuple[int, int, int]]]: ...
+    @property
+    def bins(self) -> list[list[tuple[int, int, int]]]: ...
+    @property
+    def counts(self) -> PackerCounts: ...
+
 class WorkerChoice:
     """Number of workers chosen by ``num_workers="auto"``, and the measurements behind it.
 
