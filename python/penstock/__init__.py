@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from penstock.ranks.steps import EpochEnd
     from penstock.sampling.cost_batch_sampler import CostBatchSampler
     from penstock.sampling.mixture_sampler import MixtureSampler
+    from penstock.sampling.packer import Packer, PackerStats
     from penstock.stream.batch_types import register_batch_type
     from penstock.worker.shared_list import SharedList
 
@@ -65,6 +66,8 @@ __all__ = [
     "LoaderStats",
     "MissingTorchNameError",
     "MixtureSampler",
+    "Packer",
+    "PackerStats",
     "PenstockError",
     "Plan",
     "Pool",
@@ -110,6 +113,8 @@ _HOMES = {
     "LoaderReport": "penstock.loader.stats",
     "LoaderStats": "penstock.loader.stats",
     "MixtureSampler": "penstock.sampling.mixture_sampler",
+    "Packer": "penstock.sampling.packer",
+    "PackerStats": "penstock.sampling.packer",
     "Plan": "penstock.graph.plan",
     "Pool": "penstock.loader.grouped_arguments",
     "Ranks": "penstock.loader.grouped_arguments",

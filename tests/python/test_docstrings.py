@@ -21,7 +21,7 @@ from penstock.ranks.steps import EpochEnd
 from penstock.worker import shared_list
 
 CONSTRUCTED = (
-    *("CostBatchSampler", "DataLoader", "MixtureSampler", "Pool", "Ranks", "SharedList"),
+    *("CostBatchSampler", "DataLoader", "MixtureSampler", "Packer", "Pool", "Ranks", "SharedList"),
     "WaitingMeter",
 )
 RECORDS = (
@@ -29,6 +29,7 @@ RECORDS = (
     EpochEnd,
     LoaderReport,
     LoaderStats,
+    penstock.PackerStats,
     penstock.Plan,
     PlannedCall,
     PlannedEdge,
