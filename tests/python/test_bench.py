@@ -178,6 +178,25 @@ def test_samplers_are_measured(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
+def test_packing_is_measured(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    lines = tmp_path / "figures.jsonl"
+    done = run_bench("packing.py", "--quick", "--markdown", "--out", str(lines))
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(line) for line in lines.read_text().splitlines()]
+    padding: dict[str, list[float]] = {}
+    for record in records:
+        if record["name"] == "packing/padding":
+            padding.setdefault(record["parameters"]["kind"], []).append(record["median"])
+    best = padding.pop("penstock, best_fit")
+    assert len(best) == 12
+    for others in padding.values():
+        assert all(one <= other for one, other in zip(best, others, strict=True))
+    assert "| pack tensors " in done.stdout
+
+
+@pytest.mark.long
+@pytest.mark.slow
 def test_state_costs_are_measured(tmp_path: Path) -> None:
     lines = tmp_path / "figures.jsonl"
     done = run_bench("states.py", "--quick", "--markdown", "--out", str(lines))
