@@ -10,6 +10,7 @@ require(
     (
         "torch._dynamo.source.ConstantSource",
         "torch._guards.TracingContext",
+        "torch._subclasses.fake_tensor.DataDependentOutputException",
         "torch._subclasses.fake_tensor.FakeTensor",
         "torch._subclasses.fake_tensor.FakeTensorMode",
         "torch._subclasses.fake_tensor.unset_fake_temporarily",
@@ -28,6 +29,9 @@ require(
 
 from torch._dynamo.source import ConstantSource as ConstantSource
 from torch._guards import TracingContext as TracingContext
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException as DataDependentOutputException,
+)
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch._subclasses.fake_tensor import unset_fake_temporarily as unset_fake_temporarily

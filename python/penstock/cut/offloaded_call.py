@@ -145,6 +145,7 @@ class OffloadedCall(StandIn):
         self._captures: Counter[int] = Counter()  # by Dynamo's number of the frame
         self._captures_max = dynamo_config.recompile_limit
         self._is_new = True
+        self._has_values = False  # whether no tensor of the model is on the meta device
         self._has_run_graph = False
         self._has_run_root = False  # the graph of the frame that is called first
         self._has_captured = False  # during this call
@@ -182,6 +183,10 @@ class OffloadedCall(StandIn):
             # The code of the user's compiler remains in use.
             run = self.call_impl if self._user is None else self._compiled
             return run(*args, **kwargs)
+        if not self._has_values and not self._find_values():
+            run = self.call_impl if self._user is None else self._compiled
+            args, kwargs = values_in((args, kwargs))
+            return run(*args, **kwargs)
         if self._unmoved_calls is not None:
             has_lazy = self.context.provenance.deferral is not None and has_lazy_in((args, kwargs))
             if self._unmoved_calls.may_skip(self.context.lazy.is_sampling and not has_lazy):
@@ -211,6 +216,20 @@ class OffloadedCall(StandIn):
         """Implement `GraphRunner`."""
         target = self.context.target()
         return stamp_of(target, [part for one in modules_of(target) for part in one.modules()])
+
+    def _find_values(self) -> bool:
+        """Return whether the model has values; until then, the plan reports which it lacks."""
+        for module in modules_of(self.context.target()):
+            for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+                if tensor.is_meta:
+                    self.context.plan.refuse(
+                        f"all its parameters and buffers must have values, got {name} on the meta "
+                        f"device; call model.to_empty(device=...) and initialise or load them "
+                        f"before the first batch (penstock.explain shows the plan without values)"
+                    )
+                    return False
+        self._has_values = True
+        return True
 
     def _is_near_capture_limit(self) -> bool:
         """Return whether Dynamo's limit may prevent a capture in the next call.

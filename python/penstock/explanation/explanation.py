@@ -8,7 +8,6 @@ is planned as it would be in training. The generators are restored.
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import weakref
@@ -23,6 +22,12 @@ from penstock.compat.modules import module_call
 from penstock.compat.operators import tree_map
 from penstock.compat.storages import write_count
 from penstock.cut.cut_context import CutContext, ShownPlan
+from penstock.explanation.absent_values import (
+    deep_copy,
+    reads_absent_values,
+    refuse_absent_batch,
+    stand_in_for,
+)
 from penstock.graph.capture import (
     Captured,
     LeafLookup,
@@ -67,6 +72,9 @@ def explain(
     model is examined in its current mode (train or eval). The movable operators are run once to be
     timed. A model that Dynamo captures as several graphs is run once, as a copy, because the later
     graphs depend on the results of the earlier ones; text that its forward prints appears.
+
+    Parameters and buffers may be on the meta device, as of a model that is too large for this
+    machine: no memory is allocated for them. Calls that read a buffer without values stay.
 
     Args:
         model (torch.nn.Module | Callable): Model, TorchScript module or function.
@@ -120,7 +128,8 @@ def explain(
         if isinstance(model, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
             return plan_script(model, leaves, options)
         refuse_by_surroundings()
-        target = _eager(model)
+        refuse_absent_batch(leaves)
+        target = stand_in_for(_eager(model))
         return _plan_call(target, _call_with(target, batch, leaves, call), options)
     except Unlowerable as refusal:
         return Plan(refused=str(refusal))
@@ -138,7 +147,7 @@ def explain_call(
         if isinstance(model, torch.jit.ScriptModule):
             return plan_script(model, _script_inputs(call), options)
         refuse_by_surroundings()
-        target = _eager(model)
+        target = stand_in_for(_eager(model))
         if followed is not None:
             return plan_followed(target, call, followed, options)
         return _plan_call(target, call, options)
@@ -318,7 +327,7 @@ def plan_followed(
     from penstock.cut.offloaded_call import OffloadedCall
 
     try:
-        model_copy = copy.deepcopy(model)
+        model_copy = deep_copy(model)
     except Exception as error:
         raise Unlowerable(
             f"capturing all graphs needs a copy of the model, which cannot be copied "
@@ -333,8 +342,10 @@ def plan_followed(
         try:
             run(*call.args, **call.kwargs)
         except Exception as error:
+            absent = reads_absent_values(error)
             raise Unlowerable(
-                f"capturing all graphs needs a run of a copy of the model, which failed "
+                absent
+                or f"capturing all graphs needs a run of a copy of the model, which failed "
                 f"({first_sentence(error)})"
             ) from error
     if listener.plan is None:

@@ -29,7 +29,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicC
 
 from penstock.compat.devices import accelerator_type
 from penstock.compat.dynamo import Source, TensorPropertySource, is_from_local_source, source_of
-from penstock.compat.fake_tensors import ConstantSource, FakeTensorMode
+from penstock.compat.fake_tensors import ConstantSource, FakeTensor, FakeTensorMode
 from penstock.compat.modules import graph_module
 from penstock.compat.operators import (
     AUTOCAST_BEGIN,
@@ -96,6 +96,7 @@ class GraphInput:
     leaf_index: int = -1
     dynamic_dims: tuple[int, ...] = ()
     size_of: tuple[int, int] | None = None  # for an int that is a size: the input and its dimension
+    is_absent: bool = False  # state only because it has no values: a constant on the meta device
 
 
 def read_placeholders(graph_module: fx.GraphModule) -> list[Placeholder]:
@@ -125,7 +126,14 @@ def classify(
         elif is_plain(value) and (place.place != "local" or id(value) in buffers):
             kind = GraphInput("const", place.label, dynamic_dims=place.dynamic_dims)
         else:
-            kind = GraphInput("state", place.label, dynamic_dims=place.dynamic_dims)
+            is_absent = (
+                isinstance(value, FakeTensor)
+                and not (value.requires_grad or place.is_parameter)
+                and (place.place != "local" or id(value) in buffers)
+            )
+            kind = GraphInput(
+                "state", place.label, dynamic_dims=place.dynamic_dims, is_absent=is_absent
+            )
         inputs.append(kind)
     return inputs
 

@@ -172,17 +172,18 @@ def state_reasons(lowering: Lowering) -> dict[int, str]:
             if index is None:
                 continue
             form = lowering.recording.forms[name]
-            if (
-                lowering.inputs[index].kind == "state"
-                or form.storage in lowering.recording.mutated_storages
-            ):
-                label = lowering.inputs[index].label
-                reasons.setdefault(unit, f"it reads {_format_state(label)}")
+            item = lowering.inputs[index]
+            is_written = form.storage in lowering.recording.mutated_storages
+            if item.kind == "state" or is_written:
+                state = _format_state(item.label, item.is_absent and not is_written)
+                reasons.setdefault(unit, f"it reads {state}")
     return reasons
 
 
-def _format_state(label: str) -> str:
+def _format_state(label: str, is_absent: bool) -> str:
     source = format_source(label)
+    if is_absent:
+        return f"{source}, which is on the meta device; it could move once that has values"
     if source != label:
         return f"{source}, which training changes"
     if label.startswith("L['___"):
