@@ -54,9 +54,11 @@ if TYPE_CHECKING:
     from penstock.sampling.mixture_sampler import MixtureSampler
     from penstock.sampling.packer import Packer, PackerStats
     from penstock.stream.batch_types import register_batch_type
+    from penstock.stream.commits import BatchId
     from penstock.worker.shared_list import SharedList
 
 __all__ = [
+    "BatchId",
     "ClosedError",
     "CostBatchSampler",
     "DataLoader",
@@ -107,6 +109,7 @@ __all__ = [
     "uninstall",
 ]
 _HOMES = {
+    "BatchId": "penstock.stream.commits",
     "CostBatchSampler": "penstock.sampling.cost_batch_sampler",
     "DataLoader": "penstock.loader.dataloader",
     "EpochEnd": "penstock.ranks.steps",

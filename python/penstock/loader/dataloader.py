@@ -7,7 +7,7 @@ import contextlib
 import os
 import time
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast
 
 import torch
@@ -16,8 +16,9 @@ from torch.utils.data import Dataset, Sampler
 
 from penstock import _C
 from penstock.compat.iterators import BaseIterator
-from penstock.errors import ClosedError, FallbackError
+from penstock.errors import ClosedError, FallbackError, UnsupportedError
 from penstock.loader.automatic_iterator import AutomaticPoolIter
+from penstock.loader.commit_ledger import CommitLedger
 from penstock.loader.device import has_device, is_auto, staged_device
 from penstock.loader.flat_arguments import (
     NOT_GIVEN,
@@ -36,7 +37,13 @@ from penstock.loader.grouped_arguments import (
 )
 from penstock.loader.in_process_iterator import SingleProcessIter
 from penstock.loader.loader_run import LoaderRun
-from penstock.loader.loader_state import begin_from, check_has_state, check_state, state_of_now
+from penstock.loader.loader_state import (
+    begin_from,
+    check_has_state,
+    check_state,
+    note_commits,
+    state_of_now,
+)
 from penstock.loader.local_iterator import LocalPoolIter
 from penstock.loader.lookahead import look_ahead
 from penstock.loader.options import (
@@ -45,6 +52,7 @@ from penstock.loader.options import (
     LoaderOptions,
     check_name,
     chosen_keys,
+    commit_option,
     name_of,
     shown_options,
 )
@@ -58,6 +66,7 @@ from penstock.loader.rank_agreement import (
     is_group_leader,
 )
 from penstock.loader.rank_states import part_of_rank
+from penstock.loader.repeated_batches import RepeatsFirst
 from penstock.loader.skipped_samples import SkippedSample
 from penstock.loader.started_prefetch import StartedPrefetch, check_can_start
 from penstock.loader.stats import LoaderReport, LoaderStats, make_report
@@ -77,6 +86,7 @@ from penstock.pool.worker_spec import arena_bytes
 from penstock.program_line import warn
 from penstock.ranks.replica_group import ReplicaGroup, ranks_of
 from penstock.ranks.sharding import RankSharding, order_generator
+from penstock.stream.commits import BatchId
 from penstock.stream.shard_state import copied_state
 from penstock.tuning.worker_tuner import AutomaticCount, first_count
 
@@ -112,6 +122,24 @@ class _StateMethod:
 
 def _state_method(method: _Method) -> _Method:
     return cast(_Method, _StateMethod(method))
+
+
+class _CommitMethod:
+    """The method ``commit()``, which leaves the option of the same name in ``vars()``, where
+    frameworks that rebuild loaders look for it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __get__(self, loader: Any, owner: type | None = None) -> Any:
+        return self._function if loader is None else types.MethodType(self._function, loader)
+
+    def __set__(self, loader: Any, value: Any) -> None:
+        vars(loader)["commit"] = value
+
+
+def _commit_method(method: _Method) -> _Method:
+    return cast(_Method, _CommitMethod(method))
 
 
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
@@ -242,6 +270,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             datasets in sequential order or shuffled by torch's sampler, if workers can verify that
             fetching does not change the dataset and that no other process can. Pass False if the
             program writes files between epochs that the dataset reads. Default: True.
+        commit (str | None): What :meth:`state_dict` covers. None: the batches that were delivered.
+            ``"manual"``: the batches that the program passed to :meth:`commit`, in any order; those
+            that were delivered and not committed are delivered again after a resume, once each,
+            before the others. ``"auto"``: the same, and each step of an optimizer of torch commits
+            all batches delivered before it, as in a loop with gradient accumulation. Requires a
+            map-style dataset without a state, and no ``ranks``. Default: None.
         pool (Pool | str | None): Pool of workers that make the batches, as a :class:`penstock.Pool`
             or, in the short form, the address of its controller, ``"tcp://host:port"``. The workers
             are on this machine or others, and may join, leave and fail during training. With
@@ -348,6 +382,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         on_error: Literal["raise", "skip"] = "raise",
         max_skipped: int = 100,
         overlap_epochs: bool = True,
+        commit: Literal["manual", "auto"] | None = None,
         pool: Pool | str | None = None,
         ranks: Ranks | None = None,
         name: str | None = None,
@@ -421,6 +456,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.on_error = on_error
         self.max_skipped = max_skipped
         self.overlap_epochs = overlap_epochs
+        vars(self)["commit"] = commit
         has_pool = self.pool is not None or self.replica_group is not None
         of_workers: dict[str, Any] = {
             "multiprocessing_context": multiprocessing_context,
@@ -549,6 +585,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def __iter__(self) -> BaseIterator:
         self._check_open("iter()")
+        if self._run.commits is not None and self._run.commits.to_repeat:
+            return cast(BaseIterator, RepeatsFirst(self))
         began_at = time.perf_counter()
         started, self._started = self._started, None
         if started is None:
@@ -586,7 +624,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             run.replicas = ReplicaGroup(options.replica_group, start, arena_bytes())
         run.follow_copies(is_auto(options.device) and options.is_parallel and has_device())
         begin = self._iterate_pool if options.has_pool else super().__iter__
-        if run.loaded_state is None:
+        if run.loaded_state is None or run.repeated is not None:
             return begin()
         iterator = begin_from(options, run, run.loaded_state, begin)
         run.loaded_state = None
@@ -606,6 +644,117 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         else:
             self._iterator._reset(self)
         return self._iterator
+
+    @property
+    def _index_sampler(self) -> Any:  # torch's name
+        repeated = self._run.repeated
+        return super()._index_sampler if repeated is None else repeated
+
+    @_commit_method
+    def commit(self, batch: Any) -> None:
+        """Note that the program is done with a batch: no resumed loader delivers it again.
+
+        Batches may be committed in any order and from any thread. The state then covers exactly the
+        committed batches, regardless of what has been delivered since.
+
+        Args:
+            batch (Any): The batch as ``next()`` returned it, a tensor of it, or its
+                :class:`penstock.BatchId`.
+
+        Raises:
+            ValueError: If the batch is committed already, was delivered by another loader or before
+                :meth:`load_state_dict`, or is not known, as a copy on a device is not.
+            UnsupportedError: Without ``commit="manual"`` or ``"auto"``.
+
+        See Also:
+            :meth:`batch_id`, :attr:`outstanding`
+
+        Example::
+
+            loader = DataLoader(prompts, batch_size=8, num_workers=4, commit="manual")
+            for batch in loader:
+                if step(batch):  # some steps are refused
+                    loader.commit(batch)
+        """
+        self._ledger("commit()").commit(batch)
+
+    def redeliver(self) -> Iterator[_T_co]:
+        """Deliver the uncommitted batches of earlier epochs now.
+
+        After :meth:`load_state_dict`, the next ``iter()`` delivers them before it continues with
+        the epoch of the state. A program whose last epoch was over has no next ``iter()``: it calls
+        this method.
+
+        Returns:
+            Iterator: The batches, oldest first, each once; empty if there are none.
+
+        Raises:
+            UnsupportedError: Without ``commit="manual"`` or ``"auto"``.
+
+        See Also:
+            :meth:`commit`
+
+        Example::
+
+            loader.load_state_dict(checkpoint["loader"])
+            if checkpoint["epoch"] == epochs:
+                for batch in loader.redeliver():
+                    ...
+        """
+        self._check_open("redeliver()")
+        ledger = self._ledger("redeliver()")
+        return RepeatsFirst(self, has_epoch=False) if ledger.to_repeat else iter(())
+
+    def batch_id(self, batch: Any = None) -> BatchId:
+        """Return the id of a batch, which stays the same after a resume.
+
+        Args:
+            batch (Any): A batch as ``next()`` returned it, or a tensor of it. Batches without
+                tensors, such as lists of strings, are known only while they are the last one.
+                Default: None, the last batch that was delivered.
+
+        Returns:
+            BatchId: Two ints, which a program may save and pass to :meth:`commit` again.
+
+        Raises:
+            ValueError: If the batch is not known, as for :meth:`commit`, or none was delivered.
+            UnsupportedError: Without ``commit="manual"`` or ``"auto"``.
+
+        Example::
+
+            for batch in loader:
+                queue.put((loader.batch_id(), batch))
+        """
+        ledger = self._ledger("batch_id()")
+        if batch is not None:
+            return ledger.id_of(batch)
+        if ledger.last is None:
+            raise ValueError(
+                "batch_id() requires a delivered batch, but this loader has delivered none since "
+                "it was made or its state was loaded; call it after next()"
+            )
+        return ledger.last
+
+    @property
+    def outstanding(self) -> tuple[BatchId, ...]:
+        """The batches that were delivered and not committed, the oldest epoch's first.
+
+        Returns:
+            tuple[BatchId, ...]: Empty without ``commit="manual"`` or ``"auto"``.
+        """
+        ledger = self._run.ledger(LoaderOptions.of(self))
+        return () if ledger is None else ledger.outstanding
+
+    def _ledger(self, call: str) -> CommitLedger:
+        ledger = self._run.commits  # reading all options takes longer than a commit
+        if ledger is None or commit_option(self) is None:
+            ledger = self._run.ledger(LoaderOptions.of(self))
+        if ledger is None:
+            raise UnsupportedError(
+                f'{call} requires commit="manual" or "auto", got commit=None, with which the state '
+                f"covers the batches that were delivered; pass commit to DataLoader"
+            )
+        return ledger
 
     @property
     def plan(self) -> Plan | None:
@@ -795,6 +944,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """
         self._check_open("start_prefetch()")
         check_can_start(self)
+        if self._run.commits is not None and self._run.commits.to_repeat:
+            raise UnsupportedError(
+                "start_prefetch() does not support a loaded state with uncommitted batches of "
+                "earlier epochs, which iter() delivers first; leave the call out"
+            )
         if self._started is None or not self._started.is_reusable(self):
             self._drop_started()
             self._started = StartedPrefetch(self, self._begin_iterator)
@@ -830,7 +984,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         options = LoaderOptions.of(self)
         self._run.want_states(options)
         if self._started is not None:
-            return self._started.state
+            state = self._started.state
+            note_commits(options, self._run, state)
+            return state
         running = getattr(self, "_iterator", None)
         return state_of_now(options, self._run, running, asks_workers=True)
 
@@ -884,6 +1040,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             live._shutdown_workers()
         self._iterator = None
         self._run.begin_at(copied_state(dict(state_dict)) or None)
+        ledger = self._run.ledger(options)
+        if ledger is not None:
+            ledger.load(copied_state(state_dict.get("commits")))
 
     def _get_iterator(self) -> BaseIterator:
         options, run = LoaderOptions.of(self), self._run

@@ -283,7 +283,14 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
         if not self._is_order_drawn and self._dataset_kind == DatasetKind.Map:
             self._note_order()
         self._asked_for = super()._next_index()
+        commits = self._progress.commits
+        if commits is not None:
+            commits.note_pull(self._pulled_batch(), self._asked_for, self._place_of_pulled())
         return self._asked_for
+
+    def _pulled_batch(self) -> int:
+        """Return the place in the epoch of the batch that was pulled last."""
+        return self._progress.place_of(self._progress.pulled_count - 1)
 
     def _make_batch(self) -> Any:
         self._ledger.begin_batch()
@@ -333,16 +340,20 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
             self._ledger.leave(has_batch)
 
     def _next_batch(self) -> Any:
-        is_omitted = True
+        commits = self._progress.commits
+        batch, is_omitted = self._next_made()
         while is_omitted:
+            if commits is not None:
+                commits.omit(self._pulled_batch())
             batch, is_omitted = self._next_made()
         if self._drawing_threads and self._dataset_fetcher.threads_drew:
             self._draw_warning.give(self._drawing_threads)
-        if self._device is None:
-            return batch
-        began_at = time.perf_counter()
-        batch = move_batch(batch, self._device)
-        self._ledger.note("device_s", time.perf_counter() - began_at)
+        if self._device is not None:
+            began_at = time.perf_counter()
+            batch = move_batch(batch, self._device)
+            self._ledger.note("device_s", time.perf_counter() - began_at)
+        if commits is not None:
+            commits.deliver(self._pulled_batch(), batch)
         return batch
 
     def _next_made(self) -> tuple[Any, bool]:

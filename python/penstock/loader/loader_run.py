@@ -19,6 +19,7 @@ from penstock import _C
 from penstock.compat.iterators import BaseIterator
 from penstock.graph.link import Link
 from penstock.loader.client_cache import ClientCache
+from penstock.loader.commit_ledger import CommitLedger, commit_after_steps
 from penstock.loader.options import LoaderOptions
 from penstock.loader.skipped_samples import EpochSkips, SkippedSamples
 from penstock.loader.source import Source, with_workers_apart
@@ -87,6 +88,8 @@ class LoaderRun:
         self.resuming: Progress | None = None  # while that makes an iterator
         self.begun_order: Iterator[Any] | None = None  # the next iterator continues it
         self.resumed_datasets: dict[int, ResumedDataset] = {}  # in this process
+        self.commits: CommitLedger | None = None  # once there may be some
+        self.repeated: list[Any] | None = None  # its batches, while an earlier epoch is repeated
         self.wants_states = wants_states  # since a state was requested, or loaded
         self.skipped = SkippedSamples()
         self.draw_warning = DrawWarning()
@@ -134,9 +137,22 @@ class LoaderRun:
         self.has_pool = options.pool is not None
         progress.number = self.begun_count
         progress.skips = EpochSkips.of(options, self.skipped)
+        ledger = self.ledger(options)
+        if ledger is not None and progress.commits is None:
+            progress.commits = ledger.begin_epoch(progress)
         self.begun_count += 1
         self.progress = progress
         return progress
+
+    def ledger(self, options: LoaderOptions) -> CommitLedger | None:
+        """Return the commits of the loader's batches; None if the program makes none."""
+        if options.commit is None:
+            return None
+        if self.commits is None:
+            self.commits = CommitLedger(options.title)
+        if options.commit == "auto":
+            commit_after_steps(self.commits)
+        return self.commits
 
     def next_epoch(self) -> int:
         """Return the number of the epoch that starts, from 0."""

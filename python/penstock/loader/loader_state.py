@@ -28,11 +28,13 @@ from penstock.loader.state_check import check_built, check_form
 from penstock.program_line import warn
 from penstock.ranks.sharding import RankBatchSampler
 from penstock.stream.batch_seeds import generator_states
+from penstock.stream.commits import OpenEpoch
+from penstock.stream.places import PlacesLeft
 from penstock.stream.progress import (
     GeneratorSnapshot,
     GeneratorsReplayed,
-    PlacesLeft,
     Progress,
+    PullsReplayed,
     ResumePoint,
     SamplerPlace,
     sampler_states,
@@ -50,6 +52,7 @@ from penstock.stream.shard_state import (
 _VERSION = 1
 _VERSION_WITH_SKIPS = 2  # of a state with places that were skipped, which older readers miss
 _VERSION_OF_SNAPSHOTS = 3  # parts may be from before or after the state's place
+_VERSION_WITH_EARLIER = 4  # batches of earlier epochs are to be delivered first
 _T = TypeVar("_T")
 
 
@@ -84,7 +87,18 @@ def state_of_now(
         _raise_failures(state)
         note_rank(options, state, run.progress)
         _note_skipped(options, run, state)
+    note_commits(options, run, state)
     return sealed(state) if options.is_same_on_all_ranks else state
+
+
+def note_commits(options: LoaderOptions, run: LoaderRun, state: dict[str, Any]) -> None:
+    """Replace the part of ``state`` about the batches of earlier epochs by the current one."""
+    ledger = run.ledger(options)
+    if ledger is None:
+        return
+    state["commits"] = ledger.to_state(_is_between_epochs(state))
+    if state["commits"]["earlier"]:
+        state["version"] = _VERSION_WITH_EARLIER
 
 
 def _note_skipped(options: LoaderOptions, run: LoaderRun, state: dict[str, Any]) -> None:
@@ -106,7 +120,7 @@ def _state_at(
     )
     state: dict[str, Any] = {
         "_sampler_iter_yielded": progress.left.delivered_count if progress else 0,
-        "_num_yielded": progress.yielded_count if progress else 0,
+        "_num_yielded": _yielded_count(progress) if progress else 0,
         "_index_sampler_state": None,
         "_iterator_finished": progress is not None and progress.is_finished,
         "version": _VERSION,
@@ -158,6 +172,12 @@ def _state_at(
         state["samples"] = progress.share.samples_before(progress.answered_count)
         state["shards"].update(counts=[progress.answered_count], last=None)
     return state
+
+
+def _yielded_count(progress: Progress) -> int:
+    if progress.commits is not None:
+        return progress.left.delivered_count
+    return progress.yielded_count
 
 
 def _note_sampler(options: LoaderOptions, progress: Progress, state: dict[str, Any]) -> None:
@@ -292,11 +312,11 @@ def check_state(options: LoaderOptions, state: dict[str, Any]) -> None:
             f"{sorted(map(str, state))}; load such a result"
         )
     version = state.get("version")
-    known = (_VERSION, _VERSION_WITH_SKIPS, _VERSION_OF_SNAPSHOTS)
+    known = range(_VERSION, _VERSION_WITH_EARLIER + 1)
     if type(version) is not int or version not in known:
         raise ValueError(
             f"the state has version {version!r}, but this penstock supports versions {_VERSION} to "
-            f"{_VERSION_OF_SNAPSHOTS}; resume with the version of penstock that saved it"
+            f"{_VERSION_WITH_EARLIER}; resume with the version of penstock that saved it"
         )
     built, now = state["built"], _built(options)
     check_built(built)
@@ -404,6 +424,39 @@ def begin_from(
         raise
     finally:
         run.resuming = None
+
+
+def begin_repeat(
+    options: LoaderOptions, run: LoaderRun, epoch: OpenEpoch, begin: Callable[[], _T]
+) -> _T:
+    """Call ``begin``, which makes the loader's next iterator, so that it delivers the batches of an
+    earlier epoch that are not committed. The generators stay as they are."""
+    snapshot = GeneratorSnapshot.take(options)
+    pulled = tuple(epoch.pulled[place] for place in sorted(epoch.pulled))
+    left = epoch.left()
+    last_shard_id = (left.delivered_count - 1) % options.shard_count
+    point = ResumePoint(
+        epoch.base_seed,
+        left,
+        left.delivered_count,
+        last_shard_id,
+        {},
+        SamplerPlace(None, left.first),
+        {},
+        pulled,
+    )
+    progress = run.resuming = Progress(
+        epoch.seed_epoch, snapshot, options.shard_count, is_replayed=True, point=point
+    )
+    progress.commits = epoch
+    run.epoch_count, epoch_count = epoch.seed_epoch, run.epoch_count
+    run.repeated = [one.index for one in pulled]
+    try:
+        with PullsReplayed(snapshot, options):
+            return begin()
+    finally:
+        run.resuming = run.repeated = None
+        run.epoch_count = epoch_count
 
 
 def _keeps_its_seed(options: LoaderOptions, running: WorkerIterator | None) -> bool:

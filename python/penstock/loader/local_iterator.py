@@ -45,6 +45,7 @@ from penstock.loader.watched_steps import are_watched, watched
 from penstock.program_line import warn
 from penstock.ranks.steps import CommonSteps, Ready
 from penstock.stream.batch_seeds import EpochSeeds, draw_seed
+from penstock.stream.commits import PulledBatch
 from penstock.stream.counted_pulls import CountedPulls
 from penstock.stream.indices import AskedIndices, IndexOrder, is_untouched, recognise_sampler
 from penstock.stream.progress import Progress
@@ -241,6 +242,8 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
             self._meter.sends_whole = self.source.recaller is None or not can_withhold
             self._meter.are_remote = self._is_elastic
         self._order = IndexOrder(self._recipe) if self._recipe is not None else None
+        if progress.commits is not None and self._order is not None:
+            progress.commits.pull_again = partial(_pulled_again, self._order)
         self._request_number = progress.answered_count  # of the next pull by Python
         self.source.begin_epoch(progress)
         epoch = {**self._seeds._asdict(), "progress": progress.counts}
@@ -263,6 +266,8 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         number = self._request_number
         self._request_number += 1
         place = self._progress.place_of(number)
+        if self._progress.commits is not None:
+            self._progress.commits.note_pull(place, index, self._place_of_pulled())
         if self._is_seeded_by_batch and place != number:
             index = IndicesAtPlace(index, place)
         others = self._repeats.pop(number % self._shard_count, ()) if self._repeats else ()
@@ -304,6 +309,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
             _DRAWN_NATIVELY.refuse()
         if self._steps is not None and not self._wait_for_ranks(self._steps):
             self._end_with_others()
+        commits = self._progress.commits
         while True:
             if self._ahead:
                 taken = self._ahead.popleft()
@@ -329,10 +335,16 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
                 raise value
             if self._progress.skips is not None:
                 self._note_skips(report, extra)
+            number = self._progress.answered_count - 1
             if extra is OMITTED:
+                if commits is not None and report is not None:
+                    commits.omit(self._progress.place_of(report.number))
                 continue
             if self._may_reorder:
-                self._progress.note_delivery(extra[2])
+                number = extra[2]
+                self._progress.note_delivery(number)
+            if commits is not None:
+                commits.deliver(self._progress.place_of(number), value)
             return value
 
     def _note_skips(self, report: SkipReport | None, extra: Any) -> None:
@@ -537,6 +549,10 @@ class _DrawnNatively:
 
 
 _DRAWN_NATIVELY = _DrawnNatively()
+
+
+def _pulled_again(order: IndexOrder, place: int) -> PulledBatch:
+    return PulledBatch(order.batch(place), place * order.batch_size)
 
 
 def _pull(iterator: weakref.ref[LocalPoolIter]) -> tuple[Any, int]:

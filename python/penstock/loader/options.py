@@ -47,6 +47,7 @@ DEFAULTS: dict[str, Any] = {
     "on_error": "raise",
     "max_skipped": 100,
     "overlap_epochs": True,
+    "commit": None,
     "pool": None,
     "ranks": None,
 }
@@ -109,6 +110,7 @@ class LoaderOptions:
     on_error: str
     max_skipped: int
     overlap_epochs: bool
+    commit: str | None
     pool: str | None
     keys: str | os.PathLike[str] | None
     code_paths: Sequence[str | os.PathLike[str]] | None
@@ -130,7 +132,8 @@ class LoaderOptions:
     @staticmethod
     def of(loader: torch.utils.data.DataLoader[Any]) -> LoaderOptions:
         """Return the options of a `penstock.DataLoader`."""
-        values = {name: getattr(loader, name) for name in _ATTRIBUTES}
+        values = {name: getattr(loader, name) for name in _ATTRIBUTES if name != "commit"}
+        values["commit"] = commit_option(loader)
         has_pool = values["pool"] is not None or values["replica_group"] is not None
         if has_pool and values["prefetch_factor"] is None:
             values["prefetch_factor"] = DEFAULT_PREFETCH_FACTOR
@@ -288,6 +291,11 @@ _names = [one.name for one in fields(LoaderOptions)]
 _ATTRIBUTES = tuple(_names[: _names.index("pool_record")])  # the loader has the same names
 
 
+def commit_option(loader: torch.utils.data.DataLoader[Any]) -> str | None:
+    """Return the option of this name, which is also a method of the loader."""
+    return vars(loader).get("commit")
+
+
 def name_of(loader: torch.utils.data.DataLoader[Any]) -> str | None:
     """Return the name that the program gave a loader.
 
@@ -325,7 +333,7 @@ def shown_options(loader: torch.utils.data.DataLoader[Any]) -> list[str]:
     """The options with other values than the defaults, as ``repr()`` of a loader shows them."""
     shown = [_shown_order(loader)]
     for name, default in {**_TORCH_DEFAULTS, **DEFAULTS}.items():
-        value = getattr(loader, name, default)
+        value = commit_option(loader) if name == "commit" else getattr(loader, name, default)
         if name == "prefetch_factor" and value == DEFAULT_PREFETCH_FACTOR:
             continue  # torch's default with workers
         if name == "batch_size" and _has_own_batches(loader):

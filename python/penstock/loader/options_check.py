@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import IterableDataset
 
+from penstock.errors import UnsupportedError
 from penstock.loader.device import names_device
 from penstock.loader.grouped_arguments import Ranks, check_ranks, is_address
 from penstock.loader.options import DEFAULTS, LoaderOptions
@@ -43,6 +44,7 @@ def check_options(options: LoaderOptions) -> None:
     _check_prefetch_bytes(options)
     _check_fetch_threads(options)
     _check_on_error(options)
+    _check_commit(options)
     _check_num_workers(options)
     check_pool_options(options)
     _check_ranks(options)
@@ -216,6 +218,37 @@ def _check_shards(options: LoaderOptions) -> None:
             f"shards={shards} requires seeding='batch', since with torch's seeding each worker is "
             f"one shard; pass seeding='batch', or leave shards out"
         )
+
+
+def _check_commit(options: LoaderOptions) -> None:
+    mode = options.commit
+    if mode is None:
+        return
+    if mode not in ("manual", "auto"):
+        raise ValueError(
+            f'commit must be None, "manual" (the program calls commit()) or "auto" (the steps of '
+            f"an optimizer commit the batches before them), got {mode!r}"
+        )
+    needs = f"commit={mode!r} requires"
+    if not options.is_map:
+        raise UnsupportedError(
+            f"{needs} a map-style dataset, got {_type_name(options)}, whose batches can only be "
+            f"repeated in order; use a map-style dataset, or leave commit out"
+        )
+    if is_stateful(options.dataset):
+        raise UnsupportedError(
+            f"{needs} a dataset without state_dict(), got {_type_name(options)}, whose state "
+            f"covers the delivered batches; leave the state out of the dataset, or leave commit out"
+        )
+    if options.shard_by_rank or options.replica_group is not None:
+        raise UnsupportedError(
+            f"{needs} a loader of one rank, got ranks, whose state is one for all of them; give "
+            f"each rank a sampler of its own, or leave commit out"
+        )
+
+
+def _type_name(options: LoaderOptions) -> str:
+    return type(options.dataset).__name__
 
 
 def _check_num_workers(options: LoaderOptions) -> None:

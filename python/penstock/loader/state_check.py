@@ -102,6 +102,7 @@ def check_form(options: LoaderOptions, state: Mapping[str, Any]) -> None:
     _check_sampler(options, whole, first)
     _check_of_dataset(options, whole)
     _check_skipped(whole["skipped"])
+    _check_commits(options, whole["commits"])
     is_between = whole["base_seed"].value is None or whole["_iterator_finished"].value
     if is_between:
         return
@@ -211,6 +212,33 @@ def _check_sampler(options: LoaderOptions, whole: Part, first: int) -> None:
         of_place["samples"].integer(0, whole["samples"].integer())
     if isinstance(index_sampler, RankBatchSampler):
         of_place["pulls"].integer(0, first)
+
+
+def _check_commits(options: LoaderOptions, commits: Part) -> None:
+    if commits.value is None:
+        return
+    commits.dictionary("epoch", "earlier")
+    epoch_count = commits["epoch"].integer()
+    next_epoch = 0
+    for epoch in commits["earlier"].sequence():
+        epoch.dictionary("epoch", "seed_epoch", "base_seed", "batches")
+        next_epoch = epoch["epoch"].integer(next_epoch, epoch_count - 1) + 1
+        epoch["seed_epoch"].integer()
+        epoch["base_seed"].integer(-_SEED_MAX, _SEED_MAX - 1)
+        next_place = 0
+        batches = epoch["batches"].sequence()
+        if not batches:
+            epoch["batches"].expect("a list of at least one batch")
+        for batch in batches:
+            place, first_place, _ = batch.sequence(3)
+            next_place = place.integer(next_place) + 1
+            first_place.integer()
+    if commits["earlier"].value and options.commit is None:
+        raise ValueError(
+            f"the state has batches of {len(commits['earlier'].value)} earlier epochs that were "
+            f"delivered and not committed, which a loader without commit cannot repeat; pass "
+            f'commit="manual" or "auto" to DataLoader'
+        )
 
 
 def _check_skipped(skipped: Part) -> None:

@@ -104,6 +104,10 @@ class CountedPulls:
         point = self._progress.point
         if point is None:
             return
+        if point.pulled is not None:
+            self._left_out.extend(point.pulled)
+            self._sampler_iter = iter(())
+            return
         asked = self._move_sampler(point)
         for place in range(point.left.first, point.left.through):
             index, first_place = next(asked, None) or self._pull_to_keep(place)

@@ -107,6 +107,11 @@ class IndexOrder:
             generator = torch.default_generator if recipe.generator is None else recipe.generator
             self._state = generator.get_state()
 
+    @property
+    def batch_size(self) -> int:
+        """Return the number of samples of a batch that is not the last one."""
+        return self._recipe.batch_size
+
     def batch(self, place: int) -> list[int] | None:
         """Return the indices of batch number ``place``, None past the last one."""
         if not 0 <= place < self._recipe.batch_count:

@@ -27,6 +27,8 @@ import torch
 
 from penstock import _C
 from penstock.stream.batch_seeds import GeneratorsKept, generator_states, restore
+from penstock.stream.commits import OpenEpoch, PulledBatch
+from penstock.stream.places import DeliveredPlaces, PlacesLeft
 from penstock.stream.shard_state import (
     ShardStarts,
     StateFailure,
@@ -150,6 +152,8 @@ class ResumePoint:
     # Of a map-style dataset with states: the batches that each process makes again, since its state
     # is older than the place.
     repeated: dict[int, int]  # by their number in the epoch, the process
+    # The batches that are left, if the sampler has moved on to another epoch.
+    pulled: tuple[PulledBatch, ...] | None = None
 
 
 class Progress:
@@ -213,6 +217,7 @@ class Progress:
             self._resumed_left.first, None if point is None else point.sampler
         )
         self._delivered: DeliveredPlaces | None = None  # if batches may be delivered out of order
+        self.commits: OpenEpoch | None = None  # if the program commits batches
 
     @property
     def answered_count(self) -> int:
@@ -273,7 +278,10 @@ class Progress:
 
     @property
     def left(self) -> PlacesLeft:
-        """Return the batches not yet delivered; for iterable datasets, without their shards."""
+        """Return the batches not yet delivered, or not yet committed if the program commits them;
+        for iterable datasets, without their shards."""
+        if self.commits is not None:
+            return self.commits.left()
         if self._delivered is not None:
             return self._delivered.left()
         return self._resumed_left.after(self.answered_count)
@@ -307,6 +315,8 @@ class Progress:
 
     def begin(self, base_seed: int) -> None:
         self.base_seed = base_seed
+        if self.commits is not None:
+            self.commits.seed_epoch, self.commits.base_seed = self.epoch, base_seed
 
     def pull(self) -> None:
         """Note that the indices of the next request are available."""
@@ -465,53 +475,3 @@ class SamplerNotes:
             self._kept_first += 1
         while len(self._notes) > 1 and self._notes[1].pull_count <= first_left:
             self._notes.popleft()
-
-
-class PlacesLeft(NamedTuple):
-    """The places in ``missing``, in their order, and all from ``through`` on."""
-
-    through: int
-    missing: tuple[int, ...] = ()
-
-    @property
-    def delivered_count(self) -> int:
-        return self.through - len(self.missing)
-
-    @property
-    def first(self) -> int:
-        """Return the lowest place that is left."""
-        return self.missing[0] if self.missing else self.through
-
-    def place_of(self, number: int) -> int:
-        """Return the place of request ``number`` of an epoch that continues here, where the first
-        request has the number ``delivered_count``."""
-        return number if number >= self.through else self.missing[number - self.delivered_count]
-
-    def after(self, number: int) -> PlacesLeft:
-        """Return the places that are left when all requests before ``number`` were answered."""
-        missing = self.missing[number - self.delivered_count :]
-        return PlacesLeft(max(self.through, number), missing)
-
-
-class DeliveredPlaces:
-    """Notes deliveries in any order. A place is left if it is in ``_missing``, or not before
-    ``_through``.
-
-    Requests that raised an error stay missing: the number of a batch that could not be made is not
-    known here.
-    """
-
-    def __init__(self, resumed: PlacesLeft) -> None:
-        self._resumed = resumed
-        self._through = resumed.through
-        self._missing = set(resumed.missing)
-
-    def note(self, number: int) -> None:
-        """Note that request ``number`` was answered with a batch, and the program has it."""
-        place = self._resumed.place_of(number)
-        self._missing.update(range(self._through, place))
-        self._through = max(self._through, place + 1)
-        self._missing.discard(place)
-
-    def left(self) -> PlacesLeft:
-        return PlacesLeft(self._through, tuple(sorted(self._missing)))
