@@ -3,8 +3,8 @@
 
 Each loader's share of its workers' capacity: the time that the samples and their collation take in
 one process, divided by the number of workers, over the time that the epoch took. Batches arrive in
-order. The loaders take turns; an epoch is timed from its first batch on, since starting the workers
-is measured elsewhere.
+order, or as ``in_order`` allows. The loaders take turns; an epoch is timed from its first batch on,
+since starting the workers is measured elsewhere.
 """
 
 from __future__ import annotations
@@ -30,6 +30,11 @@ KINDS: dict[str, Any] = {
     "torch": TorchLoader,
     'penstock, seeding="worker"': DataLoader,
     'penstock, seeding="batch"': lambda *a, **k: DataLoader(*a, seeding="batch", **k),
+    "the same, in_order=8": lambda *a, **k: DataLoader(*a, seeding="batch", in_order=8, **k),
+    "the same, in_order=32": lambda *a, **k: DataLoader(*a, seeding="batch", in_order=32, **k),
+    "the same, in_order=False": lambda *a, **k: DataLoader(
+        *a, seeding="batch", in_order=False, **k
+    ),
 }
 
 
@@ -63,16 +68,14 @@ def share_of(
 ) -> float:
     loader = make(dataset, batch_size=batch_size, num_workers=worker_count)
     batches = iter(loader)
-    expected = itertools.count()
+    arrived: list[int] = []
     first = next(batches)
     begin = time.perf_counter()
-    place = 0
     for batch in itertools.chain([first], batches):
-        for value in batch[:, 0].tolist():
-            if value != next(expected):
-                raise MeasurementError(f"sample {value} is out of order")
-        place += 1
+        arrived += map(int, batch[:, 0].tolist())
     seconds = time.perf_counter() - begin
+    if (arrived if loader.in_order is True else sorted(arrived)) != [*range(len(dataset))]:
+        raise MeasurementError("samples are missing, doubled or out of order")
     # Work that the workers had done before the clock started is left out: all batches requested
     # ahead.
     left = dataset.sleeps[batch_size * 2 * worker_count :]

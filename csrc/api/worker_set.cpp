@@ -73,7 +73,7 @@ class ThreadWorkers final : public WorkerSet {
                               .prefetch_factor = depth,
                               .shard_count = is_iterable ? shard_count_of(shape_, options) : worker_count,
                               .prefetch_bytes = static_cast<uint64_t>(options.prefetch_bytes),
-                              .in_order = options.in_order,
+                              .overtaking_max = options.in_order ? 0 : session::kAnyOrder,
                               .any_worker = !is_iterable && has_threads_,
                               .keep_workers = true,
                               .keep_indices = false,

@@ -420,15 +420,15 @@ void bind_loader(py::module_& module) {
   py::class_<Client, std::shared_ptr<Client>> client(module, "Client");
   client
       .def(py::init([](uint32_t worker_count, uint32_t prefetch_factor, uint64_t prefetch_bytes, uint32_t shard_count,
-                       uint32_t slab_count, bool in_order, bool any_worker, bool keep_workers, bool keep_indices,
-                       bool pin_memory, const std::optional<std::string>& device,
+                       uint32_t slab_count, uint32_t overtaking_max, bool any_worker, bool keep_workers,
+                       bool keep_indices, bool pin_memory, const std::optional<std::string>& device,
                        const std::shared_ptr<loader::AheadWishes>& ahead) {
              return std::make_shared<Client>(loader::ClientOptions{.worker_count = worker_count,
                                                                    .prefetch_factor = prefetch_factor,
                                                                    .slab_count = slab_count,
                                                                    .shard_count = shard_count,
                                                                    .prefetch_bytes = prefetch_bytes,
-                                                                   .in_order = in_order,
+                                                                   .overtaking_max = overtaking_max,
                                                                    .any_worker = any_worker,
                                                                    .keep_workers = keep_workers,
                                                                    .keep_indices = keep_indices,
@@ -437,7 +437,7 @@ void bind_loader(py::module_& module) {
                                                                    .ahead = ahead});
            }),
            py::kw_only(), py::arg("worker_count"), py::arg("prefetch_factor"), py::arg("prefetch_bytes"),
-           py::arg("shard_count"), py::arg("slab_count"), py::arg("in_order"), py::arg("any_worker"),
+           py::arg("shard_count"), py::arg("slab_count"), py::arg("overtaking_max"), py::arg("any_worker"),
            py::arg("keep_workers"), py::arg("keep_indices"), py::arg("pin_memory"), py::arg("device"), py::arg("ahead"))
       .def(
           "open_channel",

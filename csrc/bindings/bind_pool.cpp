@@ -187,7 +187,7 @@ void bind_pool(py::module_& module) {
                        const std::string& job, const std::string& about, uint32_t worker_count_max,
                        uint64_t arena_bytes, bool is_iterable, bool trust_workers,
                        const std::vector<std::tuple<uint64_t, std::string, std::string>>& own_workers,
-                       uint32_t prefetch_factor, uint64_t prefetch_bytes, uint32_t shard_count, bool in_order,
+                       uint32_t prefetch_factor, uint64_t prefetch_bytes, uint32_t shard_count, uint32_t overtaking_max,
                        bool keep_indices, bool pin_memory, const std::optional<std::string>& device,
                        const std::shared_ptr<loader::AheadWishes>& ahead, const std::string& gpu_uuid,
                        const std::string& job_identity, std::pair<uint32_t, uint32_t> rank,
@@ -209,7 +209,7 @@ void bind_pool(py::module_& module) {
                                  .prefetch_factor = prefetch_factor,
                                  .shard_count = shard_count,
                                  .prefetch_bytes = prefetch_bytes,
-                                 .in_order = in_order,
+                                 .overtaking_max = overtaking_max,
                                  .keep_workers = true,
                                  .keep_indices = keep_indices,
                                  .pin_memory = pin_memory,
@@ -220,7 +220,7 @@ void bind_pool(py::module_& module) {
            py::kw_only(), py::arg("controller"), py::arg("key_folder"), py::arg("job"), py::arg("about"),
            py::arg("worker_count_max"), py::arg("arena_bytes"), py::arg("is_iterable"), py::arg("trust_workers"),
            py::arg("own_workers"), py::arg("prefetch_factor"), py::arg("prefetch_bytes"), py::arg("shard_count"),
-           py::arg("in_order"), py::arg("keep_indices"), py::arg("pin_memory"), py::arg("device"), py::arg("ahead"),
+           py::arg("overtaking_max"), py::arg("keep_indices"), py::arg("pin_memory"), py::arg("device"), py::arg("ahead"),
            py::arg("gpu_uuid"), py::arg("job_identity") = "", py::arg("rank") = std::pair(0U, 1U),
            py::arg("relay") = nullptr, py::arg("own_keys") = std::nullopt)
       .def(

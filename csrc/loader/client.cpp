@@ -64,7 +64,7 @@ class Client::Impl {
   session::RequestOrderOptions order_options(const EpochStart& first) const {
     return {.shard_count = options.shard_count != 0 ? options.shard_count : options.worker_count,
             .outstanding_count_max = depth(),
-            .in_order = options.in_order,
+            .overtaking_max = options.overtaking_max,
             .first_sequence = first.sequence,
             .first_shard_id = first.shard_id,
             .frees_ended_shards = !source->has_bounded_memory()};
@@ -406,7 +406,7 @@ class Client::Impl {
   void log_awaited_batch() {
     const auto oldest = now.order.awaited();
     if (!oldest) return;
-    source->stages().await(now.number, options.in_order ? std::optional(oldest->sequence) : std::nullopt);
+    source->stages().await(now.number, now.order.waits_for_oldest() ? std::optional(oldest->sequence) : std::nullopt);
   }
 
   // A worker needs prefetch_factor slabs to answer its requests. The user may hold the arena's other slabs. Beyond

@@ -44,7 +44,7 @@ struct ClientOptions {
   // Limit on the bytes of batches requested and not delivered, see has_room(), and of batches copied to a device ahead.
   // 0: no limit, and kStagedBytes.
   uint64_t prefetch_bytes = 0;
-  bool in_order = true;
+  uint32_t overtaking_max = 0;  // batches that may be delivered before the oldest one, or session::kAnyOrder
   // Any worker may make any batch: the worker expected to answer soonest is asked, and the others take over a dead
   // worker's outstanding batches. Without this, a shard's worker makes all of its batches, and its death ends the
   // stream.

@@ -27,7 +27,7 @@ std::optional<RequestOrder::Assignment> RequestOrder::assign() {
     next_shard_ = (next_shard_ + 1) % options_.shard_count;
     if (!is_active_[shard_id]) continue;
     const uint32_t room = std::max(1u, outstanding_count_max() / active_count_);
-    if (!options_.in_order && task_counts_[shard_id] >= room) continue;
+    if (options_.overtaking_max > 0 && task_counts_[shard_id] >= room) continue;
     const uint64_t sequence = send_index_++;
     tasks_.emplace(sequence, Task{.shard_id = shard_id, .has_arrived = false});
     ++task_counts_[shard_id];
@@ -41,11 +41,27 @@ RequestOrder::Next RequestOrder::next() {
   for (; received_index_ < send_index_; ++received_index_) {
     const auto task = tasks_.find(received_index_);
     if (task == tasks_.end()) continue;
+    ready_sequence_ = received_index_;
     if (task->second.has_arrived) return Next::kReady;
-    if (is_active_[task->second.shard_id]) return Next::kWait;
+    if (is_active_[task->second.shard_id]) {
+      const auto overtaking = overtaking_batch();
+      ready_sequence_ = overtaking.value_or(received_index_);
+      return overtaking ? Next::kReady : Next::kWait;
+    }
     tasks_.erase(task);
   }
   return Next::kEnd;
+}
+
+void RequestOrder::skip_delivered() {
+  while (received_index_ < send_index_ && !tasks_.contains(received_index_)) ++received_index_;
+}
+
+std::optional<uint64_t> RequestOrder::overtaking_batch() const {
+  if (stored_count_ == 0 || waits_for_oldest()) return std::nullopt;
+  for (const auto& [sequence, task] : tasks_)
+    if (task.has_arrived) return sequence;
+  return std::nullopt;
 }
 
 void RequestOrder::keep(uint64_t sequence, SharedContent content) {
@@ -80,16 +96,19 @@ bool RequestOrder::arrived(uint64_t sequence) {
   PENSTOCK_ASSERT(outstanding_count_ > 0);
   --outstanding_count_;
   task->second.has_arrived = true;
-  return sequence == received_index_ || !options_.in_order;
+  --task_counts_[task->second.shard_id];  // of unanswered requests
+  ++stored_count_;
+  skip_delivered();
+  return sequence == received_index_ || !waits_for_oldest();
 }
 
 uint32_t RequestOrder::delivered(uint64_t sequence) {
   const auto task = tasks_.find(sequence);
   PENSTOCK_ASSERT(task != tasks_.end() && task->second.has_arrived, "request ", sequence, " was not answered");
   const uint32_t shard_id = task->second.shard_id;
-  --task_counts_[shard_id];
+  --stored_count_;
   tasks_.erase(task);
-  if (sequence == received_index_) ++received_index_;
+  skip_delivered();
   return shard_id;
 }
 

@@ -30,10 +30,13 @@ struct RequestContent {
 
 using SharedContent = std::shared_ptr<const RequestContent>;
 
+// The number of batches that may overtake the oldest one where the order is free.
+inline constexpr uint32_t kAnyOrder = UINT32_MAX;
+
 struct RequestOrderOptions {
   uint32_t shard_count = 1;
   uint32_t outstanding_count_max = 2;
-  bool in_order = true;
+  uint32_t overtaking_max = 0;  // batches that may be delivered before the oldest undelivered one
   uint64_t first_sequence = 0;  // start of a resumed epoch: the number of its first request
   uint32_t first_shard_id = 0;  // and the shard whose turn it is
   // Requests to an ended shard no longer count as outstanding. Torch continues to count them.
@@ -41,8 +44,9 @@ struct RequestOrderOptions {
 };
 
 // Exactly torch's order, in which every worker is one shard. Batch k is assigned to the next shard in turn that still
-// has data; batches are delivered by sequence, or as they arrive if the order is free. The assignment of workers to
-// shards is decided elsewhere. A pure state machine: it reads no clock and owns no socket. Thread-compatible.
+// has data; batches are delivered by sequence, or as they arrive while at most overtaking_max of them have overtaken
+// the oldest one that was not delivered. The assignment of workers to shards is decided elsewhere. A pure state
+// machine: it reads no clock and owns no socket. Thread-compatible.
 //
 // Invariant: outstanding_count() == tasks that were assigned and neither arrived nor were given up.
 class RequestOrder {
@@ -63,7 +67,10 @@ class RequestOrder {
   };
   // The trainer's next step. Skips requests that their shard will never answer.
   Next next();
-  uint64_t ready_sequence() const { return received_index_; }
+  uint64_t ready_sequence() const { return ready_sequence_; }
+
+  // Whether no other batch than the oldest undelivered one may be delivered now.
+  bool waits_for_oldest() const { return overtaking_count() >= options_.overtaking_max; }
 
   // Keeps the content of the last assigned request, for awaited(). It is kept until the batch is delivered.
   void keep(uint64_t sequence, SharedContent content);
@@ -105,9 +112,18 @@ class RequestOrder {
     SharedContent content{};
   };
 
+  // The number of delivered batches that are later than the oldest undelivered one.
+  uint64_t overtaking_count() const { return send_index_ - received_index_ - tasks_.size(); }
+  // Moves received_index_ to the oldest undelivered request.
+  void skip_delivered();
+  // A batch that has arrived and may overtake the oldest one.
+  std::optional<uint64_t> overtaking_batch() const;
+
   RequestOrderOptions options_;
   uint64_t send_index_;
-  uint64_t received_index_;
+  uint64_t received_index_;  // of the oldest undelivered request, or a delivered one before it
+  uint64_t ready_sequence_ = 0;
+  uint32_t stored_count_ = 0;  // batches that have arrived and were not delivered
   std::map<uint64_t, Task> tasks_;
   std::vector<bool> is_active_;
   std::vector<uint32_t> task_counts_;

@@ -444,3 +444,61 @@ def test_first_state_includes_indices_of_overtaken_batches(
         again = make(held(count=COUNT), **options)
         again.load_state_dict(state)
         assert sorted(int(value) for value in again) == sorted([order[7], *order[13:]])
+
+
+class WithSlowOnes(Augmented):
+    """A few samples take as long as hundreds of others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 60
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(1.0 if index in (4, 37) else 0.001)
+        return super().__getitem__(index)[0]
+
+
+def overtakings(order: list[int]) -> int:
+    """Return the most batches that were delivered before the oldest undelivered one."""
+    left, most = sorted(order), 0
+    for index in order:
+        left.remove(index)
+        if left:
+            most = max(most, sum(one > left[0] for one in order[: order.index(index) + 1]))
+    return most
+
+
+@pytest.mark.parametrize("window", [1, 3, 8])
+@pytest.mark.parametrize("seeding", ["worker", "batch"])
+def test_window_bounds_how_many_batches_overtake(window: int, seeding: str) -> None:
+    def order(**options: Any) -> list[int]:
+        loader = DataLoader(
+            WithSlowOnes(), batch_size=None, num_workers=2, seeding=seeding, prefetch_factor=12,
+            **options,
+        )  # fmt: skip
+        return [int(sample) for sample in loader]
+
+    windowed, free = order(in_order=window), order(in_order=False)
+    assert sorted(windowed) == sorted(free) == [*range(60)]
+    assert overtakings(windowed) <= window
+    assert overtakings(free) > window, "no batch was slow enough to be overtaken"
+    assert overtakings(windowed) > 0
+
+
+@pytest.mark.parametrize("window", [1, 4])
+def test_state_with_a_window_resumes_exactly(window: int) -> None:
+    def make(in_order: Any = window, workers: int = 3) -> Any:
+        return DataLoader(
+            Uneven(3), batch_size=2, shuffle=True, num_workers=workers, seeding="batch",
+            in_order=in_order,
+        )  # fmt: skip
+
+    assert_resumes_after_every_step(make, make)
+    assert_resumes_after_every_step(make, lambda: make(True, 0))
+
+
+@pytest.mark.parametrize("window", [0, -1, 1 << 33])
+def test_windows_that_bound_nothing_are_refused(window: int) -> None:
+    error = error_of(lambda: DataLoader(Counted(), num_workers=1, in_order=window))
+    assert type(error) is ValueError
+    assert f"from 1 to 4294967295, got {window}" in str(error)

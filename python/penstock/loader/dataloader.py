@@ -198,8 +198,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         persistent_workers (bool): Keep the workers and their datasets between epochs. Requires
             workers or a pool. Default: False.
         pin_memory_device (str): Deprecated by torch. Default: ``""``.
-        in_order (bool): Deliver batches in the order of the sampler. If False, a batch is delivered
-            as soon as it is ready; this applies only with workers. Default: True.
+        in_order (bool | int): Deliver batches in the order of the sampler. If False, a batch is
+            delivered as soon as it is ready; this applies only with workers. A number N, an int of
+            at least 1, bounds that: at most N batches are delivered before the oldest one that is
+            not, so a slow batch holds up the others only when N of them have overtaken it. Default:
+            True.
         snapshot_every_n_steps (int): Steps between snapshots of samplers and of datasets in
             workers, as in torchdata's ``StatefulDataLoader``; 0 takes none. Snapshots start with
             the first :meth:`state_dict` or :meth:`load_state_dict`; before that, no state is kept
@@ -372,7 +375,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         prefetch_factor: int | None = None,
         persistent_workers: bool = False,
         pin_memory_device: str = "",
-        in_order: bool = True,
+        in_order: bool | int = True,
         snapshot_every_n_steps: int = 1,
         device: torch.device | str | int | None = None,
         seeding: Literal["worker", "batch", "sample"] | None = None,
@@ -478,7 +481,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             generator=generator,
             **({} if has_pool else of_workers),  # torch rejects them without local workers
             pin_memory_device=pin_memory_device,
-            in_order=in_order,
+            in_order=in_order,  # type: ignore[arg-type]
         )
         if has_pool:
             self._set_options_of_pool(

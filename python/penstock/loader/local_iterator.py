@@ -134,7 +134,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         of_stream = StreamOptions(
             is_iterable=self._dataset_kind == DatasetKind.Iterable,
             is_seeded_by_batch=self._is_seeded_by_batch,
-            in_order=bool(self._in_order),
+            overtaking_max=options.overtaking_max,
             shard_count=self._shard_count,
             prefetch_depth=self._prefetch_depth,
             asks_while_room=self._asks_while_room,

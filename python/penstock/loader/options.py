@@ -71,6 +71,7 @@ KEYS_VARIABLE = "PENSTOCK_KEYS"
 NAME_LENGTH_MAX = 64
 # torch's constructor argument in place of an option that belongs to the pool.
 DEFAULT_PREFETCH_FACTOR = 2
+ANY_ORDER = 0xFFFF_FFFF  # session::kAnyOrder
 _DEEP_PREFETCH_BYTES = 1 << 20
 _DEEP_PREFETCH_COUNT = 16
 
@@ -99,7 +100,7 @@ class LoaderOptions:
     generator: torch.Generator | None
     prefetch_factor: int | None  # with a pool, torch's default in the place of None
     persistent_workers: bool
-    in_order: bool
+    in_order: bool  # whether no batch overtakes another
     # penstock's.
     snapshot_every_n_steps: int
     device: torch.device | str | int | None
@@ -122,6 +123,7 @@ class LoaderOptions:
     remainder: str | None
     replica_group: tuple[int, ...] | None
     # Derived.
+    overtaking_max: int  # batches that may be delivered before the oldest one, or ANY_ORDER
     pool_record: Pool
     dataset_kind: int
     auto_collation: bool
@@ -134,11 +136,15 @@ class LoaderOptions:
         """Return the options of a `penstock.DataLoader`."""
         values = {name: getattr(loader, name) for name in _ATTRIBUTES if name != "commit"}
         values["commit"] = commit_option(loader)
+        window = values["in_order"]
+        has_window = isinstance(window, int) and type(window) is not bool
+        values["in_order"] = not has_window and bool(window)
         has_pool = values["pool"] is not None or values["replica_group"] is not None
         if has_pool and values["prefetch_factor"] is None:
             values["prefetch_factor"] = DEFAULT_PREFETCH_FACTOR
         return LoaderOptions(
             **values,
+            overtaking_max=window if has_window else 0 if window else ANY_ORDER,
             pool_record=pool_in_use(loader),
             dataset_kind=loader._dataset_kind,
             auto_collation=loader._auto_collation,
@@ -288,7 +294,7 @@ class LoaderOptions:
 
 
 _names = [one.name for one in fields(LoaderOptions)]
-_ATTRIBUTES = tuple(_names[: _names.index("pool_record")])  # the loader has the same names
+_ATTRIBUTES = tuple(_names[: _names.index("overtaking_max")])  # the loader has the same names
 
 
 def commit_option(loader: torch.utils.data.DataLoader[Any]) -> str | None:

@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset
 from penstock.errors import UnsupportedError
 from penstock.loader.device import names_device
 from penstock.loader.grouped_arguments import Ranks, check_ranks, is_address
-from penstock.loader.options import DEFAULTS, LoaderOptions
+from penstock.loader.options import ANY_ORDER, DEFAULTS, LoaderOptions
 from penstock.stream.shard_state import is_stateful
 from penstock.tuning.worker_tuner import AUTO, AutomaticCount
 
@@ -45,6 +45,7 @@ def check_options(options: LoaderOptions) -> None:
     _check_fetch_threads(options)
     _check_on_error(options)
     _check_commit(options)
+    _check_in_order(options)
     _check_num_workers(options)
     check_pool_options(options)
     _check_ranks(options)
@@ -218,6 +219,16 @@ def _check_shards(options: LoaderOptions) -> None:
             f"shards={shards} requires seeding='batch', since with torch's seeding each worker is "
             f"one shard; pass seeding='batch', or leave shards out"
         )
+
+
+def _check_in_order(options: LoaderOptions) -> None:
+    if options.in_order or 1 <= options.overtaking_max <= ANY_ORDER:
+        return
+    raise ValueError(
+        f"in_order must be True, False (any batch may overtake others) or the number of batches "
+        f"that may overtake the oldest one, from 1 to {ANY_ORDER}, got {options.overtaking_max}; "
+        f"pass in_order=True for none"
+    )
 
 
 def _check_commit(options: LoaderOptions) -> None:

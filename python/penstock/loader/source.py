@@ -90,7 +90,7 @@ class StreamOptions:
 
     is_iterable: bool
     is_seeded_by_batch: bool
-    in_order: bool
+    overtaking_max: int  # as `LoaderOptions.overtaking_max`
     shard_count: int
     prefetch_depth: int  # batches requested ahead from each worker
     asks_while_room: bool  # also beyond that, while `prefetch_bytes` allows
@@ -106,7 +106,7 @@ class StreamOptions:
         return {
             "prefetch_factor": self.prefetch_depth,
             "prefetch_bytes": options.prefetch_bytes or 0,
-            "in_order": self.in_order,
+            "overtaking_max": self.overtaking_max,
             "keep_indices": self.has_timeout,  # to name the awaited batch
             "pin_memory": self.pins_memory and not names_device(options.device),
             "device": None if device is None else str(device),

@@ -52,7 +52,7 @@ TEST_F(ClientTest, AHighPrefetchFactorChangesNothing) {
 }
 
 TEST_F(ClientTest, InFreeOrderEveryBatchComesOnce) {
-  start({.worker_count = 3, .in_order = false});
+  start({.worker_count = 3, .overtaking_max = session::kAnyOrder});
   begin_epoch(draw_batches(300));
   auto sequences = finish_epoch();
   std::sort(sequences.begin(), sequences.end());

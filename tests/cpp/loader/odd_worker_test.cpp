@@ -332,7 +332,9 @@ TEST_F(OddWorkerTest, BytesThatAreNoMessageEndTheChannelWithAReason) {
   EXPECT_EQ(worker_->channel().receive(steady_clock::now() + seconds(30)).error().code, Errc::kClosed);
 }
 
-ClientOptions two_workers() { return {.worker_count = 2, .prefetch_factor = 4, .in_order = false, .any_worker = true}; }
+ClientOptions two_workers() {
+  return {.worker_count = 2, .prefetch_factor = 4, .overtaking_max = session::kAnyOrder, .any_worker = true};
+}
 
 // The first of two workers is used no more, and the other one makes all four batches.
 void expect_other_makes_all(ServedClient& served, const std::string& words) {

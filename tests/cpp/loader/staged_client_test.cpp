@@ -85,7 +85,7 @@ TEST_F(StagedClientTest, EveryBatchIsRightWhateverTheOrderOfCopiesAndTheBound) {
 }
 
 TEST_F(StagedClientTest, InFreeOrderEveryBatchComesOnceWithinASmallBound) {
-  start_on_fake({.worker_count = 3, .in_order = false}, 1);
+  start_on_fake({.worker_count = 3, .overtaking_max = session::kAnyOrder}, 1);
   begin_epoch(draw_batches(200));
   auto sequences = finish_epoch_on_device();
   std::sort(sequences.begin(), sequences.end());

@@ -9,6 +9,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <random>
 #include <set>
 #include <string>
 #include <vector>
@@ -120,7 +121,8 @@ class RequestOrderTest : public test::SeededTest {
   // Runs one epoch to its end and returns the sequences in the order in which they were delivered.
   std::vector<uint64_t> run(const Epoch& epoch) {
     epoch_ = epoch;
-    order_.emplace(RequestOrderOptions{epoch.worker_count, epoch.worker_count * epoch.prefetch_factor, epoch.in_order});
+    order_.emplace(RequestOrderOptions{epoch.worker_count, epoch.worker_count * epoch.prefetch_factor,
+                                       epoch.in_order ? 0 : kAnyOrder});
     torch_.emplace(epoch.worker_count, epoch.prefetch_factor, epoch.in_order);
     queues_.assign(epoch.worker_count, {});
     answered_counts_.assign(epoch.worker_count, 0);
@@ -273,7 +275,7 @@ TEST_F(RequestOrderTest, AFirstShardThatIsNotThereIsABug) {
 }
 
 TEST_F(RequestOrderTest, FreeOrderGivesNoWorkerMoreThanItsShareOfTheRequests) {
-  RequestOrder order({.shard_count = 2, .outstanding_count_max = 4, .in_order = false});
+  RequestOrder order({.shard_count = 2, .outstanding_count_max = 4, .overtaking_max = kAnyOrder});
   for (int request = 0; request < 4; ++request) ASSERT_TRUE(order.assign());
   // Worker 1 answers twice while worker 0 is silent: both new requests must go to worker 1.
   for (const uint64_t sequence : {1u, 3u}) {
@@ -328,7 +330,7 @@ TEST_F(RequestOrderTest, TheOldestRequestThatCanStillBeAnsweredIsAwaited) {
 
 TEST_F(RequestOrderTest, MoreShardsThanRequestsInFlightTakeTurnsToo) {
   for (const bool in_order : {true, false}) {
-    RequestOrder order({.shard_count = 5, .outstanding_count_max = 2, .in_order = in_order});
+    RequestOrder order({.shard_count = 5, .outstanding_count_max = 2, .overtaking_max = in_order ? 0 : kAnyOrder});
     ASSERT_TRUE(order.assign());
     for (uint64_t sequence = 0; sequence < 10; ++sequence) {
       const auto assignment = order.assign();
@@ -338,6 +340,89 @@ TEST_F(RequestOrderTest, MoreShardsThanRequestsInFlightTakeTurnsToo) {
       order.delivered(sequence);
     }
   }
+}
+
+// One schedule: answers arrive in a random order, now and then before others were asked for, and shards may end.
+void check_window(std::mt19937_64& random, uint32_t window) {
+  const auto draw = [&](uint64_t count) { return random() % count; };
+  const auto shard_count = static_cast<uint32_t>(1 + draw(4));
+  const auto outstanding_max = static_cast<uint32_t>(shard_count * (1 + draw(4)));
+  const uint64_t batch_count = draw(40);
+  const uint64_t first = draw(5);
+  RequestOrder order({.shard_count = shard_count,
+                      .outstanding_count_max = outstanding_max,
+                      .overtaking_max = window,
+                      .first_sequence = first});
+  std::vector<uint64_t> asked;
+  std::set<uint64_t> arrived;
+  std::set<uint64_t> undelivered;
+  uint64_t delivered_count = 0;
+  const auto deliver = [&](uint64_t sequence) {
+    ASSERT_EQ(undelivered.count(sequence), 1u) << "delivered twice, or never asked for";
+    undelivered.erase(sequence);
+    arrived.erase(sequence);
+    order.delivered(sequence);
+    ++delivered_count;
+    if (undelivered.empty()) return;
+    // Delivered batches later than the oldest undelivered one.
+    const uint64_t now_oldest = *undelivered.begin();
+    const uint64_t later = (first + asked.size() - 1 - now_oldest) - (undelivered.size() - 1);
+    ASSERT_LE(later, window) << "the window was passed";
+  };
+  const auto settle = [&] {
+    while (order.next() == RequestOrder::Next::kReady) {
+      ASSERT_EQ(arrived.count(order.ready_sequence()), 1u);
+      deliver(order.ready_sequence());
+    }
+  };
+  while (delivered_count < batch_count) {
+    std::vector<uint64_t> in_flight;
+    for (const uint64_t sequence : undelivered)
+      if (arrived.count(sequence) == 0) in_flight.push_back(sequence);
+    const bool asks = asked.size() < batch_count && order.outstanding_count() < outstanding_max && draw(2) == 0;
+    if (asks || in_flight.empty()) {
+      ASSERT_LT(asked.size(), batch_count) << undelivered.size() << " batches are here and not delivered";
+      const auto assignment = order.assign();
+      ASSERT_TRUE(assignment) << "its indices would be lost";
+      asked.push_back(assignment->sequence);
+      undelivered.insert(assignment->sequence);
+      continue;
+    }
+    const uint64_t sequence = in_flight[draw(in_flight.size())];
+    arrived.insert(sequence);
+    const bool is_next = order.arrived(sequence);
+    if (is_next && draw(4) > 0) deliver(sequence);
+    settle();
+  }
+  EXPECT_EQ(order.next(), RequestOrder::Next::kEnd);
+}
+
+TEST_F(RequestOrderTest, AtMostAWindowOfBatchesOvertakesTheOldest) {
+  for (int schedule = 0; schedule < 100'000; ++schedule) {
+    const auto window = static_cast<uint32_t>(random()() % 12);
+    check_window(random(), window);
+    ASSERT_FALSE(HasFailure()) << "schedule " << schedule << ", window " << window;
+  }
+}
+
+TEST_F(RequestOrderTest, AWindowGivesWayOnceTheOldestIsDelivered) {
+  RequestOrder order({.shard_count = 1, .outstanding_count_max = 8, .overtaking_max = 2});
+  for (int count = 0; count < 6; ++count) ASSERT_TRUE(order.assign());
+  for (const uint64_t sequence : {1u, 2u}) {
+    EXPECT_TRUE(order.arrived(sequence));
+    order.delivered(sequence);
+  }
+  EXPECT_TRUE(order.waits_for_oldest());
+  for (const uint64_t sequence : {4u, 5u}) EXPECT_FALSE(order.arrived(sequence));
+  EXPECT_EQ(order.next(), RequestOrder::Next::kWait);
+  EXPECT_TRUE(order.arrived(0));
+  order.delivered(0);
+  for (const uint64_t sequence : {4u, 5u}) {
+    ASSERT_EQ(order.next(), RequestOrder::Next::kReady);
+    EXPECT_EQ(order.ready_sequence(), sequence);
+    order.delivered(sequence);
+  }
+  EXPECT_EQ(order.next(), RequestOrder::Next::kWait);
 }
 
 TEST_F(RequestOrderTest, AnAnswerToNoRequestAsserts) {
