@@ -56,7 +56,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
 
 # The same of the packages of python/penstock. "" is the façade: the modules in the root. `__init__`
 # and `__main__` there may import every package, and none imports them. The module `drop_in` is a
-# room by itself, since it hands out the loader.
+# room by itself, since it hands out the loader, and so is `trainer_state`, which uses both.
 PYTHON_ARROWS: dict[str, tuple[str, ...]] = {
     "": (),
     "compat": ("",),
@@ -77,6 +77,7 @@ PYTHON_ARROWS: dict[str, tuple[str, ...]] = {
     "doctor": ("explanation",),
     "live": ("pool", "graph"),
     "drop_in": ("loader",),
+    "trainer_state": ("drop_in",),
     "cli": ("doctor", "observing", "engines", "live", "drop_in"),
 }
 
@@ -117,6 +118,8 @@ OPTIONAL_PACKAGES: dict[str, str | tuple[str, ...]] = {
     "torch_geometric": "python/penstock/stream/batch_types.py",
     "opentelemetry": "python/penstock/observing/open_telemetry.py",
     "tqdm": "python/penstock/observing/waiting_meter.py",
+    "transformers": "python/penstock/trainer_state.py",
+    "accelerate": "python/penstock/trainer_state.py",
 }
 # What the package penstock_simulator may import, as well as the standard library.
 SIMULATOR_MODULES = {"penstock.cli.command_parser", "penstock_simulator"}

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from penstock.sampling.packer import Packer, PackerStats
     from penstock.stream.batch_types import register_batch_type
     from penstock.stream.commits import BatchId
+    from penstock.trainer_state import checkpoint_loader
     from penstock.worker.shared_list import SharedList
 
 __all__ = [
@@ -93,6 +94,7 @@ __all__ = [
     "WorkerError",
     "WorkerTimes",
     "announce_pool",
+    "checkpoint_loader",
     "detach",
     "embedding_ids",
     "explain",
@@ -133,6 +135,7 @@ _HOMES = {
     "WorkerChoice": "penstock._C",
     "WorkerTimes": "penstock.loader.step_times",
     "announce_pool": "penstock.loader.variable_pool",
+    "checkpoint_loader": "penstock.trainer_state",
     "detach": "penstock.cut.offloading",
     "embedding_ids": "penstock.cut.embedding_ids",
     "explain": "penstock.explanation.explanation",

@@ -15,12 +15,13 @@ import sys
 import types
 from abc import ABCMeta
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from penstock.compat.iterators import BaseIterator
 from penstock.loader import dataloader
 
 _T_co = TypeVar("_T_co", covariant=True)
+_Seeding = Literal["batch", "sample"] | None
 
 # Torch's class, even if its name is bound to another one. While installed, this is also the name by
 # which pickle finds it.
@@ -30,6 +31,10 @@ _TORCHDATA_NAME = "TorchdataLoader"  # while installed
 _TORCHDATA_MODULE = "torchdata.stateful_dataloader.stateful_dataloader"
 _TORCHDATA_CLASS = "StatefulDataLoader"
 _spawn: Any = multiprocessing.spawn
+
+
+# Arguments that choose a loader's seeding, or its default.
+_CHOOSE_SEEDING = ("seeding", "ranks", "shard_by_rank")
 
 
 class _StandIn(ABCMeta):
@@ -104,7 +109,12 @@ class DataLoader(dataloader.DataLoader[_T_co], metaclass=_StandIn):
 
     @functools.wraps(dataloader.DataLoader.__init__)  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        _own_class(self).__init__(self, *args, **kwargs)
+        own_class = _own_class(self)
+        if own_class is dataloader.DataLoader and kwargs.keys().isdisjoint(_CHOOSE_SEEDING):
+            kwargs["seeding"] = DataLoader._installed_seeding
+        own_class.__init__(self, *args, **kwargs)
+
+    _installed_seeding: _Seeding = None  # of install(seeding=...)
 
     def __iter__(self) -> BaseIterator:
         return _own_class(self).__iter__(self)  # type: ignore[no-any-return]
@@ -146,7 +156,7 @@ def _own_class(loader: Any) -> Any:
     return dataloader.DataLoader if is_ours else TorchDataLoader
 
 
-def install() -> None:
+def install(*, seeding: _Seeding = None) -> None:
     """Replace ``torch.utils.data.DataLoader`` by penstock's, for all programs and frameworks.
 
     Also replaces torchdata's ``StatefulDataLoader`` if torchdata is installed. The names are
@@ -156,8 +166,17 @@ def install() -> None:
     includes the modules imported since. Classes derived from torch's or torchdata's class before
     the call keep their iterators.
 
+    Args:
+        seeding (str | None): Value of ``seeding`` for loaders made under torch's and torchdata's
+            names that pass none and have no ``ranks``: frameworks that rebuild a loader, such as
+            accelerate and Hugging Face's Trainer, do not pass it on. A further call without it
+            resets it. Default: None, torch's random numbers.
+
+    Raises:
+        ValueError: If ``seeding`` is not ``"batch"``, ``"sample"`` or None.
+
     See Also:
-        :func:`penstock.uninstall`
+        :func:`penstock.uninstall`, :func:`penstock.checkpoint_loader`
 
     Example::
 
@@ -166,12 +185,18 @@ def install() -> None:
         penstock.install()
         from torch.utils.data import DataLoader  # penstock's
     """
+    if seeding not in (None, "batch", "sample"):
+        raise ValueError(
+            f"seeding must be 'batch', 'sample' or None, got {seeding!r}; leave it out for torch's "
+            f"random numbers"
+        )
     of_torchdata = torchdata_class()
-    _rebind(TorchDataLoader, DataLoader)
+    DataLoader._installed_seeding = seeding
+    rebind(TorchDataLoader, DataLoader)
     # pickle looks a class up by its name, which now refers to another class.
     TorchDataLoader.__module__, TorchDataLoader.__qualname__ = __name__, "TorchDataLoader"
     if of_torchdata is not None:
-        _rebind(of_torchdata, StatefulDataLoader)
+        rebind(of_torchdata, StatefulDataLoader)
         of_torchdata.__module__, of_torchdata.__qualname__ = __name__, _TORCHDATA_NAME
     if not isinstance(_spawn.get_preparation_data, _PreparationData):
         _spawn.get_preparation_data = _PreparationData(_spawn.get_preparation_data)
@@ -185,18 +210,20 @@ def uninstall() -> None:
         penstock.uninstall()
         from torch.utils.data import DataLoader  # torch's
     """
-    _rebind(DataLoader, TorchDataLoader)
+    DataLoader._installed_seeding = None
+    rebind(DataLoader, TorchDataLoader)
     TorchDataLoader.__module__, TorchDataLoader.__qualname__ = _TORCH_MODULE, "DataLoader"
     of_torchdata = torchdata_class()
     if of_torchdata is not None:
-        _rebind(StatefulDataLoader, of_torchdata)
+        rebind(StatefulDataLoader, of_torchdata)
         of_torchdata.__module__ = _TORCHDATA_MODULE
         of_torchdata.__qualname__ = _TORCHDATA_CLASS
     if isinstance(_spawn.get_preparation_data, _PreparationData):
         _spawn.get_preparation_data = _spawn.get_preparation_data.original
 
 
-def _rebind(old: type, new: type) -> None:
+def rebind(old: object, new: object) -> None:
+    """Replace an object in the globals of every module that is not penstock's."""
     for name, module in list(sys.modules.items()):
         if isinstance(module, types.ModuleType) and name.partition(".")[0] != "penstock":
             namespace = vars(module)
@@ -215,14 +242,18 @@ class _PreparationData:
         self.original = original
 
     def __call__(self, name: str) -> dict[str, Any]:
-        return {**self.original(name), "penstock": _InstallRequest()}
+        request = _InstallRequest(DataLoader._installed_seeding)
+        return {**self.original(name), "penstock": request}
 
 
 class _InstallRequest:
     """Calls `install` when it is unpickled."""
 
+    def __init__(self, seeding: _Seeding) -> None:
+        self.seeding = seeding
+
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
-        return (install, ())
+        return (functools.partial(install, seeding=self.seeding), ())
 
 
 @functools.cache

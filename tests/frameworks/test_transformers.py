@@ -12,6 +12,9 @@ import torch
 from torch.utils.data import Dataset
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
+import penstock
+from penstock.trainer_state import _SkipOnce
+
 pytestmark = pytest.mark.slow
 
 
@@ -76,3 +79,30 @@ def test_trainer_losses_and_weights_match_torch(
     same_as_torch: Callable[..., Any], assert_used: Callable[[Any], None]
 ) -> None:
     assert_used(same_as_torch(train))
+
+
+def test_loader_of_torch_is_rejected_when_training_starts(tmp_path: Path) -> None:
+    arguments = TrainingArguments(str(tmp_path), report_to=[], use_cpu=True, max_steps=1)
+    trainer = Trainer(torch.nn.Linear(1, 1), arguments, train_dataset=Sentences())
+    penstock.checkpoint_loader(trainer)
+    with pytest.raises(TypeError, match=r"must be penstock's, got torch\.utils\.data\.dataloader"):
+        trainer.train()
+
+
+def test_object_that_is_no_trainer_is_rejected() -> None:
+    with pytest.raises(TypeError, match=r"must be a transformers\.Trainer, got Linear"):
+        penstock.checkpoint_loader(torch.nn.Linear(1, 1))
+
+
+def test_state_of_another_batch_is_rejected() -> None:
+    skip = _SkipOnce(lambda *_: "skipped")
+    loader = penstock.DataLoader(Sentences(), 4, collate_fn=pad)
+    assert skip(loader, 3) == "skipped"
+    for place, _ in enumerate(loader):
+        if place == 1:
+            break
+    again = penstock.DataLoader(Sentences(), 4, collate_fn=pad)
+    again.load_state_dict(loader.state_dict())
+    assert skip(again, 2) is again
+    with pytest.raises(ValueError, match="from batch 3 of the epoch, .* got batch 2; load"):
+        skip(again, 3)

@@ -352,3 +352,27 @@ print([batch.tolist() for batch in again], isinstance(again, penstock.DataLoader
     command = [sys.executable, str(tmp_path / "program.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout, done.stderr) == (0, "[[3]] True\n", "")
+
+
+def test_installed_seeding_is_the_default_of_loaders_made_by_name() -> None:
+    try:
+        penstock.install(seeding="batch")
+        made = [torch.utils.data.DataLoader([1]), StatefulDataLoader([1])]
+        assert [loader.seeding for loader in made] == ["batch", "batch"]
+        assert torch.utils.data.DataLoader([1], seeding="worker").seeding == "worker"
+        assert torch.utils.data.DataLoader([1], ranks=penstock.Ranks(0, 1)).seeding is None
+        assert penstock.DataLoader([1]).seeding is None
+        request = multiprocessing.spawn.get_preparation_data("x")["penstock"]
+        penstock.install()
+        assert torch.utils.data.DataLoader([1]).seeding is None
+        pickle.loads(pickle.dumps(request))
+        assert torch.utils.data.DataLoader([1]).seeding == "batch"
+        with pytest.raises(ValueError, match="seeding must be 'batch', 'sample' or None, got 'x'"):
+            penstock.install(seeding="x")  # type: ignore[arg-type]
+    finally:
+        penstock.uninstall()
+    penstock.install()
+    try:
+        assert torch.utils.data.DataLoader([1]).seeding is None
+    finally:
+        penstock.uninstall()
