@@ -12,12 +12,8 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-import torch.distributed.checkpoint as dcp
-from pool_processes import PoolProcesses, pool_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -95,48 +91,3 @@ def test_example_resumes_within_an_epoch(
     assert first == {rank: losses[:STOP_AFTER] for rank, losses in expected.items()}
     rest = run(name, *saved)
     assert rest == {rank: losses[STOP_AFTER:] for rank, losses in expected.items()}
-
-
-@pytest.fixture
-def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    yield from pool_of(tmp_path, monkeypatch)
-
-
-def test_torchtitan_loader_uses_a_pool_and_resumes_with_other_ranks(
-    pool: PoolProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip(
-        "torchtitan.components.dataloader",
-        reason="torchtitan is not installed, for it wants an older datasets than the other tests: "
-        "pip install --no-deps torchtitan==0.3.0 torch_checkpointing spmd_types tyro",
-    )
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    from titan_loader import PenstockDataLoader
-
-    pool.start_worker(processes=3)  # one for each loader
-    torch.save(torch.arange(801), tmp_path / "tokens.pt")
-    config = PenstockDataLoader.Config(
-        dataset_path=str(tmp_path / "tokens.pt"), num_workers=0, pool=pool.endpoint
-    )
-
-    def ranks_of(world_size: int) -> list[Any]:
-        options = {"seq_len": 10, "local_batch_size": 8 // world_size}
-        return [
-            config.build(dp_rank=rank, dp_world_size=world_size, tokenizer=None, **options)
-            for rank in range(world_size)
-        ]
-
-    def steps(iterators: list[Any], count: int) -> list[list[int]]:
-        return [sum((next(one)[1][:, 0].tolist() for one in iterators), []) for _ in range(count)]
-
-    two, (alone,) = ranks_of(2), ranks_of(1)
-    iterators = [iter(one) for one in two]
-    assert len(set(sum(steps(iterators, 10), []))) == 80, "an epoch has each sample once"
-    steps(iterators, 2)
-    for rank, one in enumerate(two):
-        dcp.save({"dataloader": one}, checkpoint_id=tmp_path / str(rank))
-    expected = steps(iterators, 10)
-    dcp.load({"dataloader": alone}, checkpoint_id=tmp_path / "1")
-    assert steps([iter(alone)], 10) == expected
-    for one in (*two, alone):
-        one.close()

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loader for torchtitan in examples/ranks: a mixture from a pool, finite data on several ranks,
+and states that continue on any number of ranks.
+
+The tests run with torchtitan where it is importable, and with a stand-in for the few of its classes
+that the example uses: torchtitan's requirements conflict with those of the other tests.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from pool_processes import PoolProcesses, pool_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "ranks"
+CONTEXT, DOCUMENTS = 8, (40, 24)
+FIRST_TOKEN = 5000  # of a document, plus its source
+
+STAND_IN = """
+    import glob, json
+    from dataclasses import dataclass, make_dataclass
+    import torch
+
+    class Configurable:
+        @dataclass(kw_only=True, slots=True)
+        class Config:
+            pass
+
+        def __init_subclass__(cls, **kwargs):
+            super().__init_subclass__(**kwargs)
+            cls.Config.build = lambda config, **given: cls(config, **given)
+
+    class Record:
+        def __init__(self, **values):
+            vars(self).update(values)
+
+    class DatasetBuildContext(Record):
+        pass
+
+    class DatasetIterationPolicy(Record):
+        pass
+
+    class TextSequence(Record):
+        pass
+
+    class SampleProcessor(Configurable):
+        @dataclass(kw_only=True, slots=True)
+        class Config(Configurable.Config):
+            pass
+
+    class IndexedJsonlSource(Configurable):
+        @dataclass(kw_only=True, slots=True)
+        class Config(Configurable.Config):
+            patterns: tuple
+
+        def __init__(self, config, *, dataset_iteration_policy):
+            with open(config.patterns[0]) as file:
+                self.rows = [json.loads(line) for line in file]
+
+        def __len__(self):
+            return len(self.rows)
+
+        def __getitem__(self, index):
+            return self.rows[index]
+
+    class TextCollator(Configurable):
+        @dataclass(kw_only=True, slots=True)
+        class Config(Configurable.Config):
+            pass
+
+        def __init__(self, config, *, context):
+            self.length = context.num_tokens_per_batch
+
+        def __call__(self, rows):
+            tokens = torch.cat([torch.as_tensor(row.input_ids) for row in rows])
+            labels = torch.cat([torch.as_tensor(row.labels) for row in rows])
+            left = (0, self.length - len(tokens))
+            pad = torch.nn.functional.pad
+            return {"input": pad(tokens, left)}, pad(labels, left, value=-100)
+"""
+LOADER = """
+    from dataclasses import dataclass
+    from torchtitan.components.data import Configurable
+
+    class BaseDataLoader(Configurable):
+        @dataclass(kw_only=True, slots=True)
+        class Config(Configurable.Config):
+            pass
+"""
+PROCESSOR = """
+    from dataclasses import dataclass
+    import numpy as np
+    from torchtitan.components.data import SampleProcessor, TextSequence
+
+    class Tokens(SampleProcessor):
+        @dataclass(kw_only=True, slots=True)
+        class Config(SampleProcessor.Config):
+            pass
+
+        def __init__(self, config, *, context):
+            pass
+
+        def __call__(self, sample, rng):
+            if sample["number"] % 8 == 7:
+                return None
+            end = 3 + sample["number"] % 9  # some are longer than the context
+            values = [5000 + sample["source"], sample["number"], *rng.integers(0, 1000, end)]
+            tokens = np.array(values, dtype=np.int64)
+            return TextSequence(input_ids=tokens[:-1], labels=tokens[1:])
+"""
+
+
+@pytest.fixture(params=["stand_in", "torchtitan"])
+def example(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ModuleType]:
+    """The example's module, and a processor beside it."""
+    names = {"titan_loader", "titan_tokens"}
+    if request.param == "stand_in":
+        names.add("torchtitan")
+    code = tmp_path / "code"
+    data = code / "torchtitan" / "components" / "data"
+    if request.param == "torchtitan":
+        pytest.importorskip(
+            "torchtitan.components.data.loader",
+            reason="torchtitan's main is not installed, since it wants an older datasets than the "
+            "other tests: pip install --no-deps grain spmd_types torch_checkpointing tyro, and "
+            "put a checkout of pytorch/torchtitan on PYTHONPATH",
+        )
+        code.mkdir()
+    else:
+        data.mkdir(parents=True)
+        for package in (data.parent.parent, data.parent):
+            (package / "__init__.py").write_text("")
+        (data / "__init__.py").write_text(textwrap.dedent(STAND_IN))
+        (data / "loader.py").write_text(textwrap.dedent(LOADER))
+    (code / "titan_tokens.py").write_text(textwrap.dedent(PROCESSOR))
+    before = {name: sys.modules[name] for name in sys.modules if name.partition(".")[0] in names}
+    for name in before:
+        del sys.modules[name]
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.syspath_prepend(str(code))
+    for source, count in enumerate(DOCUMENTS):
+        rows = [json.dumps({"source": source, "number": number}) for number in range(count)]
+        (tmp_path / f"{source}.jsonl").write_text("\n".join(rows))
+    yield importlib.import_module("titan_loader")
+    for name in [name for name in sys.modules if name.partition(".")[0] in names]:
+        del sys.modules[name]
+    sys.modules.update(before)
+
+
+class Job:
+    """The data-parallel ranks of a training, with 64 tokens in each step."""
+
+    def __init__(self, example: ModuleType, folder: Path, world_size: int, **options: Any) -> None:
+        titan = importlib.import_module("torchtitan.components.data")
+        tokens = importlib.import_module("titan_tokens")
+        config = example.PenstockDataLoader.Config(
+            sources=tuple(
+                titan.IndexedJsonlSource.Config(patterns=(str(folder / f"{source}.jsonl"),))
+                for source in range(len(DOCUMENTS))
+            ),
+            processor=tokens.Tokens.Config(),
+            **options,
+        )
+        self.ranks = [
+            config.build(
+                dp_rank=rank,
+                dp_world_size=world_size,
+                tokenizer=None,
+                max_context_length=CONTEXT,
+                num_tokens_per_batch=64 // world_size,
+            )
+            for rank in range(world_size)
+        ]
+        self.iterators: list[Any] = []
+
+    def steps(self, count: int) -> list[list[int]]:
+        """The tokens of each of the next steps, without padding, in the order of the ranks."""
+        self.iterators = self.iterators or [iter(rank) for rank in self.ranks]
+        return [self._step([next(one) for one in self.iterators]) for _ in range(count)]
+
+    def epoch(self) -> list[list[int]]:
+        """The steps of a job without `repeat`."""
+        batches = zip(*map(iter, self.ranks), strict=True)  # strict: all ranks end together
+        return [self._step(step) for step in batches]
+
+    @staticmethod
+    def _step(batches: Any) -> list[int]:
+        assert all(len(inputs["input"]) == 64 // len(batches) for inputs, _ in batches)
+        used = [(inputs["input"][labels != -100], labels) for inputs, labels in batches]
+        return [*torch.cat([inputs for inputs, _ in used]).tolist()]
+
+    def save(self, folder: Path) -> None:
+        for rank, loader in enumerate(self.ranks):
+            dcp.save({"dataloader": loader}, checkpoint_id=folder / str(rank))
+
+    def load(self, folder: Path) -> None:
+        for loader in self.ranks:
+            dcp.load({"dataloader": loader}, checkpoint_id=folder / "0")
+
+    def close(self) -> None:
+        for loader in self.ranks:
+            loader.close()
+
+
+@pytest.fixture
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    yield from pool_of(tmp_path, monkeypatch)
+
+
+def sorted_steps(steps: list[list[int]]) -> list[list[int]]:
+    return [sorted(step) for step in steps]
+
+
+def test_finite_data_ends_with_the_same_step_on_all_ranks(
+    example: ModuleType, tmp_path: Path
+) -> None:
+    epochs = [
+        Job(example, tmp_path, world_size, repeat=False, num_workers=0).epoch()
+        for world_size in (1, 2, 4)
+    ]
+    assert [len(epoch) for epoch in epochs] == [8, 8, 8]  # 64 documents, 8 in a step
+    left_out = [number for count in DOCUMENTS for number in range(count) if number % 8 == 7]
+    starts = [token for token in sum(epochs[0], []) if token >= FIRST_TOKEN]
+    assert len(starts) == sum(DOCUMENTS) - len(left_out)
+    assert sorted_steps(epochs[0]) == sorted_steps(epochs[1]) == sorted_steps(epochs[2])
+
+
+def test_state_continues_on_2_and_4_and_1_ranks(example: ModuleType, tmp_path: Path) -> None:
+    def job(world_size: int) -> Job:
+        return Job(example, tmp_path, world_size, weights=(0.25, 0.75), num_workers=1)
+
+    whole = job(1)
+    expected = whole.steps(14)  # an epoch has 8
+    whole.close()
+    seen = []
+    for count, world_size in ((3, 2), (7, 4), (4, 1)):
+        part = job(world_size)
+        if seen:
+            part.load(tmp_path / "saved")
+        seen += part.steps(count)
+        part.save(tmp_path / "saved")
+        part.close()
+    assert sorted_steps(seen) == sorted_steps(expected)
+    counts = [sum(seen, []).count(FIRST_TOKEN + source) for source in (0, 1)]
+    assert counts[1] > 2 * counts[0] > 0  # weighted 3 to 1, without documents that are left out
+
+
+def test_pool_makes_the_batches_of_local_workers(
+    example: ModuleType, pool: PoolProcesses, tmp_path: Path
+) -> None:
+    pool.start_worker(processes=3)  # one for each rank, and a spare one
+    local = Job(example, tmp_path, 2, num_workers=0)
+    pooled = Job(example, tmp_path, 2, num_workers=0, pool=pool.endpoint)
+    expected = local.steps(7)
+    assert pooled.steps(7) == expected
+    pooled.close()
