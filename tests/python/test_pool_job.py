@@ -627,6 +627,19 @@ def test_each_job_imports_its_own_modules(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("restored_path_and_modules")
+def test_nested_namespace_packages_of_a_job_are_unloaded(tmp_path: Path) -> None:
+    """The worker raised KeyError when it unloaded the parent first."""
+    code_root = str(tmp_path / "code")
+    (packed,) = pack_code([write_tree(tmp_path / "job", {"spread/inner/part.py": "place = 1"})])
+    put_first_in_path([extract_code(packed.data, "2" * 64, code_root)], code_root)
+    import spread.inner.part
+
+    assert spread.__file__ is None and spread.inner.__file__ is None
+    put_first_in_path([], code_root)
+    assert [name for name in sys.modules if name.partition(".")[0] == "spread"] == []
+
+
+@pytest.mark.usefixtures("restored_path_and_modules")
 def test_job_code_takes_precedence_over_worker_modules(
     tmp_path: Path,
 ) -> None:

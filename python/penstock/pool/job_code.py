@@ -112,9 +112,14 @@ def put_first_in_path(folders: Sequence[str], code_root: str) -> None:
     sys.path[:] = [*folders, *(entry for entry in sys.path if entry not in gone)]
     importlib.invalidate_caches()
     own_names = {module.name for module in pkgutil.iter_modules(folders)} - _IMPORTED_ONCE
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] in own_names or _comes_from(module, gone):
-            del sys.modules[name]
+    # All are found before one is unloaded: the path of a namespace package is read from its parent.
+    unloaded = [
+        name
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] in own_names or _comes_from(module, gone)
+    ]
+    for name in unloaded:
+        del sys.modules[name]
 
 
 def is_first_in_path(folders: Sequence[str], code_root: str) -> bool:
