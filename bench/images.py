@@ -59,7 +59,7 @@ class Case(NamedTuple):
         return f"{self.style}/{self.size}/{self.batch_size}"
 
 
-STYLES = ("v1", "v2", "evaluation", "tensors", "by hand")
+STYLES = ("v1", "v2", "evaluation", "by hand")
 CASES = {
     str(case): case
     for case in (
@@ -96,10 +96,8 @@ class ByHand(torch.utils.data.Dataset[Any]):
 
 def dataset_of(case: Case, folder: Path) -> Any:
     from torchvision import datasets, transforms
-    from torchvision.io import ImageReadMode, decode_jpeg, read_file
     from torchvision.transforms import v2
 
-    normalize: list[Any]
     match case.style:
         case "v1":
             chosen = [
@@ -117,18 +115,15 @@ def dataset_of(case: Case, folder: Path) -> Any:
                 transforms.Normalize(MEAN, STD),
             ]
             dataset = datasets.ImageFolder(str(folder), transforms.Compose(chosen))
-        case "v2" | "tensors":
-            normalize = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
-            draws = [v2.RandomResizedCrop(case.size), v2.RandomHorizontalFlip()]
-            if case.style == "v2":
-                chosen = [*draws, v2.PILToTensor(), *normalize]
-                dataset = datasets.ImageFolder(str(folder), v2.Compose(chosen))
-            else:
-                dataset = datasets.ImageFolder(
-                    str(folder),
-                    v2.Compose([*draws, *normalize]),
-                    loader=lambda path: decode_jpeg(read_file(path), mode=ImageReadMode.RGB),
-                )
+        case "v2":
+            chosen = [
+                v2.RandomResizedCrop(case.size),
+                v2.RandomHorizontalFlip(),
+                v2.PILToTensor(),
+                v2.ToDtype(torch.float32, scale=True),
+                v2.Normalize(MEAN, STD),
+            ]
+            dataset = datasets.ImageFolder(str(folder), v2.Compose(chosen))
         case _:
             dataset = ByHand(datasets.ImageFolder(str(folder)).samples, case.size)
     return dataset

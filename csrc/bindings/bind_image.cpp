@@ -22,34 +22,26 @@ namespace {
 using image::ImageMaker;
 using Box = std::array<int, 4>;  // left, top, width, height
 
-// A chain of Pillow's calls: the window of the file's image, the size and filter of a resize, the window of the result,
-// and whether its columns and its rows are reversed.
-struct Chain {
-  Box decoded{};
-  std::optional<std::array<int, 3>> resize;  // width, height, filter
-  Box crop{};
-  bool flips_columns = false;
-  bool flips_rows = false;
-  bool is_by_shrinkage = false;
-};
+// A `penstock.images.Chain` of Pillow's calls: the window of the file's image; width, height and filter of a resize;
+// the window of the result; and whether its columns and its rows are reversed.
+using Chain = std::tuple<Box, std::optional<std::array<int, 3>>, Box, bool, bool>;
 
 image::Window window_of(const Box& box) { return {.left = box[0], .top = box[1], .width = box[2], .height = box[3]}; }
 
-image::ImageSpec spec_of(const Chain& chain) {
-  image::ImageSpec spec{.decoded = window_of(chain.decoded),
-                        .crop = window_of(chain.crop),
-                        .flips_columns = chain.flips_columns,
-                        .flips_rows = chain.flips_rows};
-  if (chain.resize) {
-    const auto [width, height, filter] = *chain.resize;
+image::ImageSpec spec_of(const Chain& chain, bool is_by_shrinkage) {
+  const auto& [window, resize, crop, flips_columns, flips_rows] = chain;
+  image::ImageSpec spec{
+      .decoded = window_of(window), .crop = window_of(crop), .flips_columns = flips_columns, .flips_rows = flips_rows};
+  if (resize) {
+    const auto [width, height, filter] = *resize;
     if (width < 1 || height < 1 || filter < static_cast<int>(image::Filter::kLanczos) ||
         filter > static_cast<int>(image::Filter::kHamming))
       throw py::value_error("resize must be a size of 1 or more and a filter from 1 to 5");
-    spec.resize = image::Resize{
-        .width = width,
-        .height = height,
-        .filter = static_cast<image::Filter>(filter),
-        .order = chain.is_by_shrinkage ? image::PassOrder::kByShrinkage : image::PassOrder::kColumnsFirst};
+    spec.resize =
+        image::Resize{.width = width,
+                      .height = height,
+                      .filter = static_cast<image::Filter>(filter),
+                      .order = is_by_shrinkage ? image::PassOrder::kByShrinkage : image::PassOrder::kColumnsFirst};
   }
   return spec;
 }
@@ -70,19 +62,19 @@ class Library {
 
 using Opened = std::optional<std::tuple<int, int, int, int64_t>>;  // width, height, channels, number
 
-Opened open_file(const Library& library, std::span<const std::byte> file, image::JpegFormat format) {
-  const auto opened = without_gil([&] { return library.maker().open(file, format); });
+Opened open_bytes(const Library& library, const py::bytes& file) {
+  const auto bytes = bytes_of(file);
+  const auto opened = without_gil([&] { return library.maker().open(bytes); });
   if (!opened) return std::nullopt;
   const auto& [header, number] = opened.value();
   return std::tuple(header.size.width, header.size.height, header.channels, number);
 }
 
-py::object make_bytes(const Library& library, const py::bytes& file, int64_t number, const Box& decoded,
-                      const std::optional<std::array<int, 3>>& resize, const Box& crop, bool flips_columns,
-                      bool flips_rows, bool is_by_shrinkage) {
-  const auto spec = spec_of({decoded, resize, crop, flips_columns, flips_rows, is_by_shrinkage});
+py::object make_bytes(const Library& library, const py::bytes& file, int64_t number, const Chain& chain,
+                      bool is_by_shrinkage) {
+  const auto spec = spec_of(chain, is_by_shrinkage);
   const auto bytes = bytes_of(file);
-  const size_t count = size_t{3} * static_cast<size_t>(crop[2]) * static_cast<size_t>(crop[3]);
+  const size_t count = size_t{3} * static_cast<size_t>(spec.crop.width) * static_cast<size_t>(spec.crop.height);
   auto made = py::reinterpret_steal<py::object>(PyBytes_FromStringAndSize(nullptr, static_cast<py::ssize_t>(count)));
   if (!made) throw py::error_already_set();
   auto* const output = reinterpret_cast<uint8_t*>(PyBytes_AS_STRING(made.ptr()));
@@ -94,13 +86,12 @@ py::object make_bytes(const Library& library, const py::bytes& file, int64_t num
   return result ? made : py::none();
 }
 
-std::optional<at::Tensor> make_planes(const Library& library, const py::bytes& file, int64_t number, const Box& decoded,
-                                      const std::optional<std::array<int, 3>>& resize, const Box& crop,
-                                      bool flips_columns, bool flips_rows, bool is_by_shrinkage,
-                                      const at::Tensor& tables) {
-  const auto spec = spec_of({decoded, resize, crop, flips_columns, flips_rows, is_by_shrinkage});
-  if (tables.scalar_type() != at::kFloat || !tables.is_contiguous() || tables.numel() != image::kTableSize)
-    throw py::value_error("tables must be a contiguous float32 tensor of 3 x 256 numbers");
+std::optional<at::Tensor> make_planes(const Library& library, const py::bytes& file, int64_t number, const Chain& chain,
+                                      bool is_by_shrinkage, const at::Tensor& tables) {
+  const auto spec = spec_of(chain, is_by_shrinkage);
+  if (!tables.is_cpu() || tables.scalar_type() != at::kFloat || !tables.is_contiguous() ||
+      tables.numel() != image::kTableSize)
+    throw py::value_error("tables must be a contiguous float32 tensor of 3 x 256 numbers on the CPU");
   const auto bytes = bytes_of(file);
   return without_gil([&]() -> std::optional<at::Tensor> {
     if (auto done = library.maker().make(bytes, number, spec); !done) return std::nullopt;
@@ -111,51 +102,16 @@ std::optional<at::Tensor> make_planes(const Library& library, const py::bytes& f
   });
 }
 
-std::span<const std::byte> bytes_of_tensor(const at::Tensor& file) {
-  if (!file.device().is_cpu() || file.scalar_type() != at::kByte || file.dim() != 1 || !file.is_contiguous())
-    throw py::value_error("file must be a contiguous uint8 tensor of one dimension on the CPU");
-  return std::as_bytes(std::span(file.const_data_ptr<uint8_t>(), static_cast<size_t>(file.numel())));
-}
-
-std::optional<at::Tensor> decode_tensor(const Library& library, const at::Tensor& file, int64_t number, int width,
-                                        int height, const Box& window) {
-  const auto bytes = bytes_of_tensor(file);
-  const image::JpegSize size{.width = width, .height = height};
-  if (!image::is_within(window_of(window), width, height)) throw py::value_error("window must be within the image");
-  return without_gil([&]() -> std::optional<at::Tensor> {
-    at::Tensor whole = at::empty({height, width, 3}, at::kByte);
-    auto* const pixels = whole.mutable_data_ptr<uint8_t>();
-    if (auto done = library.maker().decode_rgb(bytes, number, size, window_of(window), pixels); !done)
-      return std::nullopt;
-    return whole.permute({2, 0, 1});
-  });
-}
-
 }  // namespace
 
 void bind_image(py::module_& module) {
   module.def("set_avx2_for_test", &image::set_avx2_for_test, py::arg("is_used"));
   py::class_<Library>(module, "JpegLibrary")
       .def(py::init<std::string>(), py::arg("path"))
-      .def(
-          "open_bytes",
-          [](const Library& library, const py::bytes& file) {
-            return open_file(library, bytes_of(file), image::JpegFormat::kRgbx);
-          },
-          py::arg("file"))
-      .def(
-          "open_tensor",
-          [](const Library& library, const at::Tensor& file) {
-            return open_file(library, bytes_of_tensor(file), image::JpegFormat::kRgb);
-          },
-          py::arg("file"))
-      .def("make_bytes", &make_bytes, py::arg("file"), py::arg("number"), py::arg("decoded"), py::arg("resize"),
-           py::arg("crop"), py::arg("flips_columns"), py::arg("flips_rows"), py::arg("is_by_shrinkage"))
-      .def("make_planes", &make_planes, py::arg("file"), py::arg("number"), py::arg("decoded"), py::arg("resize"),
-           py::arg("crop"), py::arg("flips_columns"), py::arg("flips_rows"), py::arg("is_by_shrinkage"),
-           py::arg("tables"))
-      .def("decode_tensor", &decode_tensor, py::arg("file"), py::arg("number"), py::arg("width"), py::arg("height"),
-           py::arg("window"));
+      .def("open_bytes", &open_bytes, py::arg("file"))
+      .def("make_bytes", &make_bytes, py::arg("file"), py::arg("number"), py::arg("chain"), py::arg("is_by_shrinkage"))
+      .def("make_planes", &make_planes, py::arg("file"), py::arg("number"), py::arg("chain"),
+           py::arg("is_by_shrinkage"), py::arg("tables"));
 }
 
 }  // namespace penstock::bindings

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Decodes a part of a JPEG file by the copy of libjpeg-turbo that Pillow or torchvision is linked with, with the pixels
-// that these have there: by the accurate integer DCT and smooth upsampling, the library's defaults. Files that they
-// might treat differently are refused: they are theirs to decode, or to raise an exception about.
+// Decodes a part of a JPEG file by the copy of libjpeg-turbo that Pillow is linked with, with the pixels that Pillow
+// has there: by the accurate integer DCT and smooth upsampling, the library's defaults. Files that it might treat
+// differently are refused: Pillow decodes them, or raises an exception about them.
 
 #include <cstddef>
 #include <cstdint>
@@ -34,8 +34,6 @@ struct JpegHeader {
   int channels = 0;  // 1 for gray, or 3
 };
 
-enum class JpegFormat : uint8_t { kRgbx, kRgb };  // of decoded pixels
-
 // Whether a window has pixels, all within an image of this size.
 bool is_within(const Window& window, int width, int height);
 
@@ -50,16 +48,11 @@ class JpegDecoder {
   // Reads the header of `file`, which must stay as it is until the pixels are decoded, and starts to decode: files with
   // several scans are read to their end. kUnsupported, with the reason, for files that are not one complete image of
   // 8-bit YCbCr, RGB or gray pixels with the usual markers.
-  virtual Result<JpegHeader> open(std::span<const std::byte> file, JpegFormat format) = 0;
+  virtual Result<JpegHeader> open(std::span<const std::byte> file) = 0;
 
-  // Decodes a window within the opened file. Call one of these once for each open(), with the format of its name; gray
-  // is repeated for R, G and B. kUnsupported, with the reason, if the data of the window are damaged.
-
-  // The pixels of a window, valid until the next call.
-  virtual Result<Pixels> decode_rgbx(const Window& window) = 0;
-  // Writes the pixels of a window into its place in `image`, bytes [height][width][3] of the whole file. Pixels around
-  // the window may be written, too.
-  virtual Result<void> decode_rgb(const Window& window, uint8_t* image) = 0;
+  // Decodes a window within the opened file, once for each open(). The pixels are valid until the next call; gray is
+  // repeated for R, G and B. kUnsupported, with the reason, if the data of the window are damaged.
+  virtual Result<Pixels> decode(const Window& window) = 0;
 };
 
 // Thread-safe.

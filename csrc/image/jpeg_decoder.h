@@ -28,7 +28,6 @@ namespace {
 
 // Decoded around the window, because smooth upsampling and the DCT's blocks reach beyond it.
 constexpr int kMargin = 16;
-constexpr int kRgbBytes = 3;
 
 constexpr uint8_t kMarker = 0xff;
 constexpr uint8_t kEndOfImage = 0xd9;
@@ -130,9 +129,8 @@ class Decoder final : public JpegDecoder {
   }
   ~Decoder() override { jpeg_.destroy(&info_); }
 
-  Result<JpegHeader> open(std::span<const std::byte> file, JpegFormat format) override;
-  Result<Pixels> decode_rgbx(const Window& window) override;
-  Result<void> decode_rgb(const Window& window, uint8_t* image) override;
+  Result<JpegHeader> open(std::span<const std::byte> file) override;
+  Result<Pixels> decode(const Window& window) override;
 
  private:
   // Restricts the rows to the columns of a window and its margin, which are `*left` and `*width` then.
@@ -150,7 +148,7 @@ class Decoder final : public JpegDecoder {
   std::vector<uint8_t> pixels_;
 };
 
-Result<JpegHeader> Decoder::open(std::span<const std::byte> file, JpegFormat format) {
+Result<JpegHeader> Decoder::open(std::span<const std::byte> file) {
   jpeg_decompress_struct& info = info_;
   // Everything that is changed between setjmp and longjmp belongs to the decoder.
   if (setjmp(errors_.jump) != 0) return damaged(errors_.text.data());  // NOLINT
@@ -168,7 +166,7 @@ Result<JpegHeader> Decoder::open(std::span<const std::byte> file, JpegFormat for
   if (!has_usual_markers(info)) return damaged("it may contain several images");
   if (errors_.num_warnings != 0) return damaged("its header is damaged");
   if (!has_regular_end({info.src->next_input_byte, info.src->bytes_in_buffer})) return damaged("it ends early");
-  info.out_color_space = format == JpegFormat::kRgbx ? JCS_EXT_RGBX : JCS_RGB;
+  info.out_color_space = JCS_EXT_RGBX;
   info.dct_method = JDCT_ISLOW;
   info.do_fancy_upsampling = TRUE;
   jpeg_.start(&info);
@@ -199,7 +197,7 @@ const char* Decoder::read_rows(JDIMENSION top, JDIMENSION bottom, uint8_t* first
   return "";
 }
 
-Result<Pixels> Decoder::decode_rgbx(const Window& window) {
+Result<Pixels> Decoder::decode(const Window& window) {
   if (setjmp(errors_.jump) != 0) return damaged(errors_.text.data());  // NOLINT
   JDIMENSION left = 0;
   JDIMENSION width = 0;
@@ -214,19 +212,6 @@ Result<Pixels> Decoder::decode_rgbx(const Window& window) {
                 .width = window.width,
                 .height = window.height,
                 .stride = static_cast<ptrdiff_t>(stride)};
-}
-
-Result<void> Decoder::decode_rgb(const Window& window, uint8_t* image) {
-  if (setjmp(errors_.jump) != 0) return damaged(errors_.text.data());  // NOLINT
-  JDIMENSION left = 0;
-  JDIMENSION width = 0;
-  restrict_columns(window, &left, &width);
-  // crop_scanline() has changed output_width.
-  const size_t stride = static_cast<size_t>(info_.image_width) * kRgbBytes;
-  const JDIMENSION top = top_of(window);
-  uint8_t* const first = image + stride * top + static_cast<size_t>(left) * kRgbBytes;
-  if (const char* why = read_rows(top, bottom_of(window), first, stride); *why != '\0') return damaged(why);
-  return {};
 }
 
 class LibraryOfLayout final : public JpegLibrary {

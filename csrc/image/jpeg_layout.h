@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The layouts of libjpeg-turbo's structures: version 6.2 of the interface (Debian, Pillow's wheels) and
-// version 8.0 (conda-forge, torchvision's wheels). The same code, jpeg_decoder.h, is compiled for each.
+// The layouts of libjpeg-turbo's structures: version 6.2 of the interface (Pillow's wheels, Debian) and version 8.0
+// (the Pillow of Ubuntu and of conda-forge). The same code, jpeg_decoder.h, is compiled for each.
 
 #include <memory>
 

@@ -55,28 +55,28 @@ void write_row_avx2(const uint8_t* pixels, int width, bool flips, const float* t
 
 }  // namespace
 
-Result<ImageMaker::Opened> ImageMaker::open(std::span<const std::byte> file, JpegFormat format) {
+Result<ImageMaker::Opened> ImageMaker::open(std::span<const std::byte> file) {
   opened_.number = 0;
-  const auto header = decoder_->open(file, format);
+  const auto header = decoder_->open(file);
   if (!header) return header.error();
   static std::atomic<int64_t> newest{0};
   opened_ = {.header = header.value(), .number = ++newest};
   return opened_;
 }
 
-Result<JpegSize> ImageMaker::reopen(std::span<const std::byte> file, int64_t number, JpegFormat format) {
+Result<JpegSize> ImageMaker::reopen(std::span<const std::byte> file, int64_t number) {
   if (number == 0 || number != opened_.number) {
-    if (auto opened = open(file, format); !opened) return opened.error();
+    if (auto opened = open(file); !opened) return opened.error();
   }
   opened_.number = 0;
   return opened_.header.size;
 }
 
 Result<void> ImageMaker::make(std::span<const std::byte> file, int64_t number, const ImageSpec& spec) {
-  const auto size = reopen(file, number, JpegFormat::kRgbx);
+  const auto size = reopen(file, number);
   if (!size) return size.error();
   if (!is_within(spec.decoded, size.value().width, size.value().height)) return changed();
-  auto decoded = decoder_->decode_rgbx(spec.decoded);
+  auto decoded = decoder_->decode(spec.decoded);
   if (!decoded) return decoded.error();
   Pixels image = decoded.value();
   if (spec.resize) {
@@ -93,15 +93,6 @@ Result<void> ImageMaker::make(std::span<const std::byte> file, int64_t number, c
   flips_columns_ = spec.flips_columns;
   flips_rows_ = spec.flips_rows;
   return {};
-}
-
-Result<void> ImageMaker::decode_rgb(std::span<const std::byte> file, int64_t number, const JpegSize& size,
-                                    const Window& window, uint8_t* image) {
-  const auto found = reopen(file, number, JpegFormat::kRgb);
-  if (!found) return found.error();
-  if (found.value() != size) return changed();
-  PENSTOCK_ASSERT(is_within(window, size.width, size.height), "the window is not within the image");
-  return decoder_->decode_rgb(window, image);
 }
 
 void ImageMaker::write_bytes(uint8_t* output) const {

@@ -39,22 +39,18 @@ class ImageMaker {
  public:
   explicit ImageMaker(const JpegLibrary& library) : decoder_(library.make_decoder()) {}
 
-  // A file that open() has begun to decode. `number` tells make() and decode_rgb() to continue with it, if no other
-  // file was opened since; they open the file with any other number. It is unique in the process.
+  // A file that open() has begun to decode. `number` tells make() to continue with it, if no other file was opened
+  // since; it opens the file with any other number. The number is unique in the process.
   struct Opened {
     JpegHeader header{};
     int64_t number = 0;
   };
   // kUnsupported, with the reason, if the file is left to its library.
-  Result<Opened> open(std::span<const std::byte> file, JpegFormat format);
+  Result<Opened> open(std::span<const std::byte> file);
 
-  // Makes the image of `spec`, whose windows must be within their images, from a file of format kRgbx. kUnsupported,
-  // with the reason, if the file is left to its library.
+  // Makes the image of `spec`, whose windows must be within their images, from a file. kUnsupported, with the reason,
+  // if the file is left to its library.
   Result<void> make(std::span<const std::byte> file, int64_t number, const ImageSpec& spec);
-  // Decodes only a window of a file of format kRgb, into its place in the whole image of this size, as
-  // JpegDecoder::decode_rgb.
-  Result<void> decode_rgb(std::span<const std::byte> file, int64_t number, const JpegSize& size, const Window& window,
-                          uint8_t* image);
 
   // Write the image that was made last: as bytes [height][width][3], or as numbers [3][height][width] by `tables`.
   void write_bytes(uint8_t* output) const;
@@ -62,7 +58,7 @@ class ImageMaker {
 
  private:
   // Opens the file, unless it is the one with this number and nothing of it has been decoded.
-  Result<JpegSize> reopen(std::span<const std::byte> file, int64_t number, JpegFormat format);
+  Result<JpegSize> reopen(std::span<const std::byte> file, int64_t number);
 
   std::unique_ptr<JpegDecoder> decoder_;
   Opened opened_;  // number: 0 once its pixels are decoded

@@ -1139,36 +1139,17 @@ def calibrate(
 # images
 
 _Box = tuple[int, int, int, int]  # left, top, width, height
+# A penstock.images.chains.Chain.
+_Chain = tuple[_Box, tuple[int, int, int] | None, _Box, bool, bool]
 
 class JpegLibrary:
     def __init__(self, path: str) -> None: ...
     def open_bytes(self, file: bytes) -> tuple[int, int, int, int] | None: ...
-    def open_tensor(self, file: torch.Tensor) -> tuple[int, int, int, int] | None: ...
     def make_bytes(
-        self,
-        file: bytes,
-        number: int,
-        decoded: _Box,
-        resize: tuple[int, int, int] | None,
-        crop: _Box,
-        flips_columns: bool,
-        flips_rows: bool,
-        is_by_shrinkage: bool,
+        self, file: bytes, number: int, chain: _Chain, is_by_shrinkage: bool
     ) -> bytes | None: ...
     def make_planes(
-        self,
-        file: bytes,
-        number: int,
-        decoded: _Box,
-        resize: tuple[int, int, int] | None,
-        crop: _Box,
-        flips_columns: bool,
-        flips_rows: bool,
-        is_by_shrinkage: bool,
-        tables: torch.Tensor,
-    ) -> torch.Tensor | None: ...
-    def decode_tensor(
-        self, file: torch.Tensor, number: int, width: int, height: int, window: _Box
+        self, file: bytes, number: int, chain: _Chain, is_by_shrinkage: bool, tables: torch.Tensor
     ) -> torch.Tensor | None: ...
 
 def set_avx2_for_test(is_used: bool) -> None: ...

@@ -27,7 +27,6 @@ MODULES = (
     "modules",
     "operators",
     "storages",
-    "wrapper_tensors",
 )
 
 # A possible future torch: this one, without the name {0}.

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torchvision
 from PIL import Image, ImageFilter, ImageOps, JpegImagePlugin
 from PIL.Image import Resampling, Transpose
 from pool_datasets import CODE
@@ -441,6 +442,24 @@ def test_workers_make_images_natively(folder: Path) -> None:
     dataset = watched_images(folder)
     made = torch.cat([batch[0] for batch in DataLoader(dataset, batch_size=8, num_workers=2)])
     assert made.tolist() == [0 if path.endswith("png") else 1 for path, _ in dataset.samples]
+
+
+def test_library_of_the_other_interface_is_called_by_its_own_layout() -> None:
+    """Ubuntu's and conda-forge's Pillow has interface 8.0 of libjpeg-turbo, as torchvision has."""
+    assert torchvision.__file__ is not None
+    folder = Path(torchvision.__file__).parent.with_name("torchvision.libs")
+    paths = list(folder.glob("libjpeg*.so.8"))
+    if not paths:
+        pytest.skip("this torchvision comes without a libjpeg of its own")
+    library = _C.JpegLibrary(str(paths[0]))
+    data = jpeg_of(photograph(90, 70), quality=92)
+    whole = torchvision.io.decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+    for box in ((0, 0, 90, 70), (20, 30, 41, 22)):
+        chain = Chain(box, None, (0, 0, *box[2:]))
+        left, top, width, height = box
+        expected = whole[:, top : top + height, left : left + width].permute(1, 2, 0)
+        made = library.make_bytes(data, 0, chain, True)
+        assert made == expected.contiguous().numpy().tobytes()
 
 
 def test_job_of_a_pool_makes_images_natively(folder: Path, pool: PoolProcesses) -> None:

@@ -107,11 +107,6 @@ WHOSE_BYTES = {
         "importlib.import_module",
     ): "names of our own modules",
     (
-        "images/sample_plan.py",
-        "_native_images._reasons",
-        "importlib.import_module",
-    ): "names of our own modules",
-    (
         "stream/batch_types.py",
         "_class_of",
         "importlib.import_module",
@@ -178,7 +173,7 @@ NATIVE_WHOSE_BYTES = {
     (
         "image/jpeg.cpp",
         "::dlopen(path.c_str()",
-    ): "Pillow's and torchvision's own modules, which are loaded already",
+    ): "Pillow's own module, which is loaded already",
     ("pool_client/job_meter.cpp", "dlopen("): "a fixed name, of the system's own libraries",
     (
         "runtime/compiled_prefix.cpp",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images that a program reads with Pillow or torchvision, made natively with the same pixels."""
+"""JPEG images that a program reads with Pillow, made natively with the same pixels."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ logger = logging.getLogger(__name__)
 _awaited = {
     "PIL.Image": ("penstock.images.lazy_images", "install"),
     "torchvision.transforms.functional": ("penstock.images.lazy_images", "install_to_tensor"),
-    "torchvision.io.image": ("penstock.images.lazy_tensors", "install"),
 }
 
 
 def open_natively() -> None:
-    """Decode the JPEG files of this process natively, if its program uses Pillow or torchvision.
+    """Make the JPEG images of this process natively, if its program uses Pillow.
 
-    Call it before each batch, since a dataset may import them for its first sample.
+    Call it before each batch, since a dataset may import it for its first sample.
     """
     if not _awaited:
         return

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The native kernels for images in one process, and the comparisons of their results with Pillow's.
 
-A process uses them only if they pass a test at its start, and it stops using them at the first
+A process uses them only if they pass a test when they start, and it stops using them at the first
 difference: the pixels are Pillow's in every case.
 """
 
@@ -21,10 +21,9 @@ from penstock.images.chains import Chain
 from penstock.program_line import warn
 
 COMPARED_FIRST = 8  # images of a process whose results are compared
-COMPARED_FIRST_OF_OTHERS = 200  # the same with a library whose version is in none of the tests
+COMPARED_FIRST_OF_OTHERS = 200  # the same with a Pillow whose version is in none of the tests
 COMPARED_EVERY = 1000  # and one in so many later ones
 TESTED_PILLOW = ("11.", "12.", "13.")
-TESTED_TORCHVISION = ("0.29.",)
 FILTERS = (1, 2, 3, 4, 5)  # Pillow's numbers of the filters that csrc/image has
 
 
@@ -38,15 +37,15 @@ def set_note(note: Callable[[str, bool], None] | None) -> None:
 
 
 def tell(what: str, is_native: bool = True) -> None:
-    """Report a native step, or with False one for which a library needs the pixels."""
+    """Report a native step, or with False one for which Pillow needs the pixels."""
     if _note is not None:
         _note(what, is_native)
 
 
 class Comparisons:
-    """Which of a process's native results are compared with a library's. Thread-safe.
+    """Which of a process's native results are compared with Pillow's. Thread-safe.
 
-    More of them if the library's version starts with none of the tested ones.
+    More of them if Pillow's version starts with none of the tested ones.
 
     Attributes:
         made (int): Native results.
@@ -150,13 +149,13 @@ class NativeImages:
         """
         if self.refusal or self.comparisons.is_next_due():
             return None
-        planes = self._library.make_planes(data, number, *chain, self._is_by_shrinkage, tables)
+        planes = self._library.make_planes(data, number, chain, self._is_by_shrinkage, tables)
         if planes is not None:
             self.comparisons.count()
         return planes
 
     def _native_bytes(self, data: bytes, number: int, chain: Chain) -> bytes | None:
-        return self._library.make_bytes(data, number, *chain, self._is_by_shrinkage)
+        return self._library.make_bytes(data, number, chain, self._is_by_shrinkage)
 
     def _replayed(self, data: bytes, chain: Chain) -> bytes:
         return bytes(chain.replay(self._open_image, data).tobytes())

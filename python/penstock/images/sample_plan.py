@@ -7,7 +7,6 @@ the libraries of images and sound.
 
 from __future__ import annotations
 
-import importlib
 import os
 import statistics
 import sys
@@ -31,7 +30,7 @@ _LIBRARIES = frozenset(
 # Whose callers in these modules, or with these classes, are not steps: they only call others.
 _DATASETS = "torchvision.datasets"
 _CONTAINERS = frozenset("Compose RandomApply RandomChoice RandomOrder Sequential".split())
-_LAZY = ("penstock.images.lazy_images", "penstock.images.lazy_tensors")
+_LAZY = "penstock.images.lazy_images"
 _TIMED = 5  # samples, of which the median is shown
 _STEPS_MAX = 100  # of one sample
 _SHORT_S = 20e-6  # calls without an image that take less are no steps
@@ -157,39 +156,30 @@ class _native_images:  # noqa: N801
 
     def __init__(self, note: Callable[[str, bool], None]) -> None:
         self._note = note
-        self._installed: list[Any] = []
+        self._uninstall: Callable[[], None] | None = None
 
     def __enter__(self) -> str:
         if os.environ.get(VARIABLE, "1") == "0":
             return f"{VARIABLE}=0 is set"
-        reasons = []
-        if "PIL.Image" in sys.modules:
-            reasons += self._reasons("penstock.images.lazy_images")
-        if "torchvision.io.image" in sys.modules:
-            reasons += self._reasons("penstock.images.lazy_tensors")
-        if not self._installed:
-            return "; ".join(reasons) or "the program has imported neither Pillow nor torchvision"
-        native_images.set_note(self._note)
-        return ""
+        if "PIL.Image" not in sys.modules:
+            return "the program has not imported Pillow"
+        from penstock.images import lazy_images
 
-    def _reasons(self, name: str) -> list[str]:
-        """Install a module; return why not, if it cannot be."""
-        module = importlib.import_module(name)
-        installed = module.install()
+        installed = lazy_images.install()
         if isinstance(installed, str):
-            return [installed]
-        self._installed.append(module)
+            return installed
+        self._uninstall = lazy_images.uninstall
         # So that no image of the explanation is made twice.
         made = installed.comparisons.made
         installed.comparisons.made = max(made, native_images.COMPARED_FIRST_OF_OTHERS)
-        if hasattr(module, "install_to_tensor"):
-            module.install_to_tensor()
-        return []
+        lazy_images.install_to_tensor()
+        native_images.set_note(self._note)
+        return ""
 
     def __exit__(self, *_: object) -> None:
         native_images.set_note(None)
-        for module in self._installed:
-            module.uninstall()
+        if self._uninstall is not None:
+            self._uninstall()
 
 
 class _Watch:
@@ -267,9 +257,7 @@ def _name_of(frame: FrameType) -> str:
     module = frame.f_globals.get("__name__") or ""
     function = frame.f_code.co_name
     owner = frame.f_locals.get("self")
-    if module in _LAZY:
-        if function == "__torch_function__":
-            return f"Tensor.{getattr(frame.f_locals.get('func'), '__name__', '')}"
+    if module == _LAZY:
         if function == "to_tensor":
             return "functional.to_tensor"
         is_step = getattr(type(owner), "is_lazy_image", False) and not function.startswith("_")
@@ -291,7 +279,7 @@ def _line_of(frame: FrameType | None) -> str:
     while frame is not None:
         module = frame.f_globals.get("__name__") or ""
         root = module.partition(".")[0]
-        if root == "penstock" and module not in _LAZY:
+        if root == "penstock" and module != _LAZY:
             return ""
         if root not in _LIBRARIES and root not in ("torch", "penstock"):
             return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
