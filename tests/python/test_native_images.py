@@ -11,7 +11,10 @@ import importlib.util
 import io
 import pickle
 import random
+import threading
+import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +69,12 @@ def jpeg_of(image: Image.Image, **encoding: Any) -> bytes:
 def images(monkeypatch: pytest.MonkeyPatch) -> Iterator[NativeImages]:
     """Native images in this process, which are not compared by themselves."""
     monkeypatch.setattr(native_images, "COMPARED_FIRST", 0)
-    installed = lazy_images.install()
+    assert lazy_images.install() == ""
     lazy_images.install_to_tensor()
-    assert isinstance(installed, NativeImages), installed
-    yield installed
-    assert installed.is_used
+    started = lazy_images.start()
+    assert isinstance(started, NativeImages), started
+    yield started
+    assert started.is_used
     lazy_images.uninstall()
 
 
@@ -428,12 +432,15 @@ def test_stream_of_an_image_folder_is_torchs(folder: Path, name: str, fetch_thre
 def watched_images(folder: Path) -> Any:
     """Return a dataset whose samples begin with the number of images that they made natively."""
 
+    def made_count() -> int:
+        images = lazy_images._images
+        return images.comparisons.made if isinstance(images, NativeImages) else 0
+
     class Watched(datasets.ImageFolder):
         def __getitem__(self, index: int) -> Any:
-            before = lazy_images._images.comparisons.made if lazy_images._images else 0
+            before = made_count()
             image, _ = super().__getitem__(index)
-            assert lazy_images._images is not None
-            return lazy_images._images.comparisons.made - before, image.sum()
+            return made_count() - before, image.sum()
 
     return Watched(str(folder), transforms.Compose(PIPELINES["training"]))
 
@@ -442,6 +449,144 @@ def test_workers_make_images_natively(folder: Path) -> None:
     dataset = watched_images(folder)
     made = torch.cat([batch[0] for batch in DataLoader(dataset, batch_size=8, num_workers=2)])
     assert made.tolist() == [0 if path.endswith("png") else 1 for path, _ in dataset.samples]
+
+
+class Files(torch.utils.data.Dataset[Any]):
+    """Images of files; with each, whether the native images have started before and after it."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self.paths = paths
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Any:
+        before = lazy_images._images is not None
+        with Image.open(self.paths[index]) as image:
+            pixels = functional.to_tensor(image.convert("RGB").resize((20, 30)))
+        return pixels, torch.tensor([before, lazy_images._images is not None])
+
+
+def test_worker_starts_the_native_images_at_its_first_jpeg_file(folder: Path) -> None:
+    png, jpeg = (sorted(folder.glob(f"*/*.{kind}")) for kind in ("png", "jpg"))
+    loader = DataLoader(Files(png), batch_size=2, num_workers=1)
+    assert not torch.cat([started for _, started in loader]).any()
+    loader = DataLoader(Files([*png, *jpeg[:3]]), batch_size=1, num_workers=1)
+    started = [one[0].tolist() for _, one in loader]
+    assert started == [[False, False]] * len(png) + [[False, True]] + [[True, True]] * 2
+
+
+@pytest.mark.parametrize("setting", ["warnings", "device", "default_dtype"])
+def test_settings_of_the_program_do_not_reach_the_start(folder: Path, setting: str) -> None:
+    paths = sorted(folder.glob("*/*.jpg"))[:9]
+
+    class Sums(Files):
+        def __getitem__(self, index: int) -> Any:
+            pixels, _ = super().__getitem__(index)
+            assert isinstance(lazy_images._images, NativeImages)
+            return pixels.numpy(), lazy_images._images.comparisons.made
+
+    def set_up(_: int) -> None:
+        if setting == "warnings":
+            warnings.simplefilter("error")
+        elif setting == "device":
+            torch.set_default_device("meta")
+        else:
+            torch.set_default_dtype(torch.float64)
+
+    def collate(samples: list[Any]) -> Any:
+        return [made for made, _ in samples], [count for _, count in samples]
+
+    loader = DataLoader(
+        Sums(paths), batch_size=3, num_workers=1, worker_init_fn=set_up, collate_fn=collate
+    )
+    batches = list(loader)
+    assert sum((counts for _, counts in batches), []) == list(range(1, 10))
+    if setting == "default_dtype":
+        torch.set_default_dtype(torch.float64)
+    try:
+        for path, got in zip(paths, sum((made for made, _ in batches), []), strict=True):
+            theirs = functional.to_tensor(
+                by_pillow(path.read_bytes()).convert("RGB").resize((20, 30))
+            )
+            assert got.dtype == theirs.numpy().dtype and np.array_equal(got, theirs.numpy())
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_start_that_fails_leaves_the_program_to_pillow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(_: Any) -> Any:
+        starts.append(1)
+        raise RuntimeError("as a warning that is an error")
+
+    starts: list[int] = []
+    monkeypatch.setattr(NativeImages, "start", staticmethod(fail))
+    data = jpeg_of(photograph(30, 20), quality=92)
+    assert lazy_images.install() == ""
+    try:
+        for _ in range(2):
+            image = opened(data)
+            assert type(image) is JpegImagePlugin.JpegImageFile
+            assert image.tobytes() == by_pillow(data).tobytes()
+        assert lazy_images.start() == "RuntimeError: as a warning that is an error"
+        assert len(starts) == 1
+    finally:
+        lazy_images.uninstall()
+    assert Image.OPEN["JPEG"][0] is JpegImagePlugin.jpeg_factory
+
+
+def test_threads_start_the_native_images_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, starts = NativeImages.start, []
+    both = threading.Barrier(4)
+
+    def counted(open_image: Any) -> Any:
+        starts.append(1)
+        return start(open_image)
+
+    def use(seed: int) -> bool:
+        data = jpeg_of(photograph(30, 20, seed), quality=92)
+        both.wait()
+        image = opened(data)
+        return image.convert("RGB").tobytes() == by_pillow(data).tobytes()
+
+    monkeypatch.setattr(NativeImages, "start", staticmethod(counted))
+    assert lazy_images.install() == ""
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            assert all(threads.map(use, range(4)))
+        assert len(starts) == 1
+    finally:
+        lazy_images.uninstall()
+
+
+def test_lazy_image_outlives_the_native_images(images: NativeImages) -> None:
+    data = jpeg_of(photograph(30, 20), quality=92)
+    file, image = opened(data), opened(data).convert("RGB")
+    assert type(image) is LazyImage
+    lazy_images.uninstall()
+    expected = by_pillow(data).tobytes()
+    assert image.crop((0, 0, 30, 20)).tobytes() == image.tobytes() == expected
+    assert file.convert("RGB").tobytes() == expected
+
+
+def test_opener_of_the_program_is_kept() -> None:
+    def opener(file: Any, filename: Any = None) -> Any:
+        return before(file, filename)
+
+    data = jpeg_of(photograph(30, 20), quality=92)
+    assert lazy_images.install() == ""
+    before, accept = Image.OPEN["JPEG"]
+    try:
+        Image.register_open("JPEG", opener, accept)
+        assert "another module" in lazy_images.install()
+        assert opened(data).convert("RGB").tobytes() == by_pillow(data).tobytes()
+        lazy_images.uninstall()
+        assert Image.OPEN["JPEG"][0] is opener
+    finally:
+        Image.register_open("JPEG", JpegImagePlugin.jpeg_factory, accept)
+        lazy_images.uninstall()
 
 
 def test_library_of_the_other_interface_is_called_by_its_own_layout() -> None:

@@ -109,6 +109,21 @@ def test_tensors_of_torchvision_are_its_own(folder: Path) -> None:
     assert {step.detail for step in plan.steps} == {"the library's: works on a tensor"}
 
 
+def test_images_that_a_dataset_keeps_stay_usable(folder: Path) -> None:
+    class Keeping(Handwritten):
+        kept: Any = None
+
+        def __getitem__(self, index: int) -> Any:
+            image = Image.open(self.paths[index]).convert("RGB")
+            self.kept = self.kept or image
+            return image.resize((64, 64))
+
+    dataset = Keeping(folder)
+    explain_sample(dataset)
+    with Image.open(dataset.paths[0]) as image:
+        assert dataset.kept.tobytes() == image.tobytes()
+
+
 def test_steps_of_pillow_have_their_reason(folder: Path) -> None:
     png = explain_sample(datasets.ImageFolder(str(folder), TRAINING), 1)
     assert not any(is_native for _, is_native in steps_of(png))

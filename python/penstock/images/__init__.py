@@ -11,29 +11,30 @@ import sys
 VARIABLE = "PENSTOCK_NATIVE_IMAGES"
 
 logger = logging.getLogger(__name__)
-# The modules whose functions are to be replaced once the program has imported them, and where the
-# replacement is.
+# The modules whose functions are to be replaced once the program has imported them, and which
+# function of lazy_images does so.
 _awaited = {
-    "PIL.Image": ("penstock.images.lazy_images", "install"),
-    "torchvision.transforms.functional": ("penstock.images.lazy_images", "install_to_tensor"),
+    "PIL.Image": "install",
+    "torchvision.transforms.functional": "install_to_tensor",
 }
 
 
 def open_natively() -> None:
     """Make the JPEG images of this process natively, if its program uses Pillow.
 
-    Call it before each batch, since a dataset may import it for its first sample.
+    Call it before each batch, since a dataset may import Pillow for its first sample. The kernels
+    start at the first JPEG file.
     """
     if not _awaited:
         return
     if os.environ.get(VARIABLE, "1") == "0":
         _awaited.clear()
     for name in [name for name in _awaited if name in sys.modules]:
-        module, function = _awaited.pop(name)
+        function = _awaited.pop(name)
         # The program's settings, such as warnings as errors, apply here: no error may reach it.
         try:
-            reason = getattr(importlib.import_module(module), function)()
+            reason = getattr(importlib.import_module("penstock.images.lazy_images"), function)()
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
-        if isinstance(reason, str):
-            logger.debug("%s is left as it is, because %s", name, reason)
+        if reason:
+            logger.debug("%s is left as it is: %s", name, reason)

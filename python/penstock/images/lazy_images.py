@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pillow's images whose pixels are made when they are needed.
 
-`install` makes ``PIL.Image.open`` return such images for JPEG files. Crops, resizes and flips of
-them are noted, and made in one native call when the program reads pixels, as ``ToTensor`` does. All
-other methods first make the pixels, and are then Pillow's.
+`install` makes ``PIL.Image.open`` return such images for JPEG files, from the first one on, at
+which the native kernels start. Crops, resizes and flips of them are noted, and made in one native
+call when the program reads pixels, as ``ToTensor`` does. All other methods first make the pixels,
+and are then Pillow's.
 """
 
 from __future__ import annotations
 
 import functools
 import io
+import logging
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -22,36 +25,48 @@ from PIL.Image import Transpose
 from penstock.images.chains import Chain
 from penstock.images.native_images import FILTERS, NativeImages, tell
 
-_images: NativeImages | None = None  # of this process, once installed
+logger = logging.getLogger(__name__)
+_starting = threading.RLock()
+_images: NativeImages | str | None = None  # of this process once started; text: why it has none
 _MARK = "penstock_original"  # of the function that takes the place of torchvision's
 _FLIPS = {Transpose.FLIP_LEFT_RIGHT: (True, False), Transpose.FLIP_TOP_BOTTOM: (False, True)}
 
 
-def install() -> NativeImages | str:
+def install() -> str:
     """Have this process open JPEG files lazily; return why not, if it cannot. Idempotent."""
-    global _images
-    if _images is not None:
-        return _images
     if not isinstance(getattr(Image.Image, "im", None), property):
         return f"Pillow {PIL.__version__} has no images whose pixels can be made later"
-    Image.preinit()
     factory, accept = Image.OPEN["JPEG"]
-    if factory is not JpegImagePlugin.jpeg_factory:
+    if factory is JpegImagePlugin.jpeg_factory:
+        Image.register_open("JPEG", _open_lazily, accept)
+    elif factory is not _open_lazily:
         return "another module opens the JPEG files of this program"
-    started = NativeImages.start(JpegImagePlugin.jpeg_factory)
-    if isinstance(started, str):
-        return started
-    Image.register_open("JPEG", _open_lazily, accept)
-    _images = started
-    return started
+    return ""
+
+
+def start() -> NativeImages | str:
+    """Return the kernels of this process, or why it has none. Starts them at the first call."""
+    global _images
+    if _images is None:
+        with _starting:
+            if _images is None:
+                # In the program's call of Image.open: no error may reach it.
+                try:
+                    _images = NativeImages.start(JpegImagePlugin.jpeg_factory)
+                except Exception as error:
+                    _images = f"{type(error).__name__}: {error}"
+                if isinstance(_images, str):
+                    logger.debug("JPEG files are left to Pillow: %s", _images)
+    return _images
 
 
 def uninstall() -> None:
-    """Undo `install` and `install_to_tensor`."""
+    """Undo `install`, `start` and `install_to_tensor`."""
     global _images
-    if _images is not None:
-        Image.OPEN["JPEG"] = JpegImagePlugin.jpeg_factory, Image.OPEN["JPEG"][1]
-        _images = None
+    _images = None
+    factory, accept = Image.OPEN["JPEG"]
+    if factory is _open_lazily:
+        Image.register_open("JPEG", JpegImagePlugin.jpeg_factory, accept)
     functional = sys.modules.get("torchvision.transforms.functional")
     original = getattr(getattr(functional, "to_tensor", None), _MARK, None)
     if functional is not None and original is not None:
@@ -59,8 +74,10 @@ def uninstall() -> None:
 
 
 def _open_lazily(fp: Any, filename: Any = None) -> Any:
+    started = start()
     image = JpegImagePlugin.jpeg_factory(fp, filename)
-    if type(image) is JpegImagePlugin.JpegImageFile and image.mode in ("RGB", "L"):
+    is_plain = type(image) is JpegImagePlugin.JpegImageFile and image.mode in ("RGB", "L")
+    if is_plain and isinstance(started, NativeImages):
         image.__class__ = LazyJpegFile
         tell(f"a JPEG file of {image.width}x{image.height}")
     return image
@@ -76,7 +93,9 @@ class LazyJpegFile(JpegImagePlugin.JpegImageFile):
         images = _images
         is_closed = self.fp is None  # as after verify()
         is_changed = self._im is not None or self.decoderconfig != () or len(self.tile) != 1
-        if images is None or is_closed or is_changed or self.tile[0][1] != (0, 0, *self.size):
+        if not isinstance(images, NativeImages) or is_closed or is_changed:
+            return None
+        if self.tile[0][1] != (0, 0, *self.size):
             return None
         try:
             data = self._take_file()
@@ -86,7 +105,8 @@ class LazyJpegFile(JpegImagePlugin.JpegImageFile):
         if opened is None or opened[:2] != self.size:
             return None
         tell("noted, for when the pixels are needed")
-        return LazyImage.of(data, opened[3], Chain.of_image(*self.size), dict(self.info))
+        whole = Chain.of_image(*self.size)
+        return LazyImage.of(images, data, opened[3], whole, dict(self.info))
 
     def _take_file(self) -> bytes:
         """Read the file, and leave it as Pillow does after reading the pixels."""
@@ -139,14 +159,17 @@ class LazyImage(Image.Image):
     """
 
     is_lazy_image = True
+    _images: NativeImages
     _data: bytes  # of the file
     _number: int  # with which it has been opened
     _chain: Chain
 
     @staticmethod
-    def of(data: bytes, number: int, chain: Chain, info: dict[Any, Any]) -> LazyImage:
+    def of(
+        images: NativeImages, data: bytes, number: int, chain: Chain, info: dict[Any, Any]
+    ) -> LazyImage:
         image = LazyImage()
-        image._data, image._number, image._chain = data, number, chain
+        image._images, image._data, image._number, image._chain = images, data, number, chain
         image._mode, image._size = "RGB", chain.size
         image.info = info
         return image
@@ -173,28 +196,26 @@ class LazyImage(Image.Image):
         return self
 
     def _become_plain(self) -> None:
-        for name in ("_data", "_number", "_chain"):
+        for name in ("_images", "_data", "_number", "_chain"):
             self.__dict__.pop(name, None)
         self.__class__ = Image.Image  # type: ignore[assignment]
 
     def made_bytes(self) -> bytes:
         """Return the pixels without keeping them."""
-        assert _images is not None
         tell(f"makes the pixels: {self._chain}")
-        return _images.make_bytes(self._data, self._number, self._chain)
+        return self._images.make_bytes(self._data, self._number, self._chain)
 
     def made_planes(self, tables: torch.Tensor) -> torch.Tensor | None:
         """Return float32 [3, height, width] without keeping the pixels; None if they are needed."""
-        assert _images is not None
         width, height = self._size
         if width == 1 or height == 1:  # torchvision's strides are others then
             return None
         tell(f"makes float32 [3, {height}, {width}]: {self._chain}")
-        return _images.make_planes(self._data, self._number, self._chain, tables)
+        return self._images.make_planes(self._data, self._number, self._chain, tables)
 
     def _with(self, chain: Chain) -> LazyImage:
         tell("noted, for when the pixels are needed")
-        return LazyImage.of(self._data, self._number, chain, dict(self.info))
+        return LazyImage.of(self._images, self._data, self._number, chain, dict(self.info))
 
     def copy(self) -> Any:
         return self._with(self._chain)
@@ -266,16 +287,24 @@ def install_to_tensor() -> None:
     original: Callable[[Any], torch.Tensor] | None = getattr(functional, "to_tensor", None)
     if functional is None or original is None or hasattr(original, _MARK):
         return
-    # By the function itself, which makes the same numbers.
-    ramp = bytes(value for value in range(256) for _ in range(3))
-    tables = original(Image.frombytes("RGB", (256, 1), ramp))
-    if tables.shape != (3, 1, 256) or tables.dtype != torch.float32:
-        return
+
+    @functools.cache
+    def tables() -> torch.Tensor | None:
+        ramp = bytes(value for value in range(256) for _ in range(3))
+        # By the function itself, which makes the same numbers; no error may reach the program.
+        try:
+            made = original(Image.frombytes("RGB", (256, 1), ramp))
+        except Exception as error:
+            logger.debug("to_tensor is left as it is: %s: %s", type(error).__name__, error)
+            return None
+        is_usual = made.shape == (3, 1, 256) and made.dtype is torch.float32 and made.is_cpu
+        return made.contiguous() if is_usual else None
 
     @functools.wraps(original)
     def to_tensor(pic: Any) -> torch.Tensor:
         if type(pic) is LazyImage and torch.get_default_dtype() is torch.float32:
-            planes = pic.made_planes(tables)
+            of_bytes = tables()
+            planes = None if of_bytes is None else pic.made_planes(of_bytes)
             if planes is not None:
                 return planes
         return original(pic)

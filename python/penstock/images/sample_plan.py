@@ -165,13 +165,13 @@ class _native_images:  # noqa: N801
             return "the program has not imported Pillow"
         from penstock.images import lazy_images
 
-        installed = lazy_images.install()
-        if isinstance(installed, str):
-            return installed
         self._uninstall = lazy_images.uninstall
+        started = lazy_images.install() or lazy_images.start()
+        if isinstance(started, str):
+            return started
         # So that no image of the explanation is made twice.
-        made = installed.comparisons.made
-        installed.comparisons.made = max(made, native_images.COMPARED_FIRST_OF_OTHERS)
+        made = started.comparisons.made
+        started.comparisons.made = max(made, native_images.COMPARED_FIRST_OF_OTHERS)
         lazy_images.install_to_tensor()
         native_images.set_note(self._note)
         return ""
