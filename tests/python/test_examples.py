@@ -185,6 +185,20 @@ def test_lookahead_cache_reaches_the_optimal_hit_ratio() -> None:
     assert ratios["without look-ahead"] < ratios["with look-ahead"] == ratios["an oracle"]
 
 
+@pytest.mark.slow
+def test_asynchronous_rollouts_train_on_each_prompt_once(tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "async_rollouts.py")]
+    command += ["--checkpoint", str(tmp_path / "job.pt")]
+    said = []
+    for more in (["--stop-after", "20"], ["--stop-after", "35"], []):
+        done = subprocess.run([*command, *more], capture_output=True, text=True, timeout=90)
+        assert done.returncode == 0, done.stdout + done.stderr
+        said.append(done.stdout)
+    assert "stopped at step 20" in said[0] and "resumed at step 20" in said[1]
+    assert re.search(r"[1-9]\d* prompts come again", said[1])
+    assert "400 prompts, each trained on 2 times" in said[2]
+
+
 def test_plot_shows_the_parts_of_a_step_in_proportion(
     monkeypatch: pytest.MonkeyPatch, report: ModuleType, tmp_path: Path
 ) -> None:
