@@ -132,7 +132,7 @@ def main():
                 print(f"step {step}: reward {reward:.2f}, {len(loader.outstanding)} outstanding")
 
     def run(prompts, epoch):
-        """Return whether the job goes on."""
+        """Return False if the job stops."""
         nonlocal in_flight
         for prompt in prompts:
             generators.asked.put(prompt)
@@ -140,7 +140,7 @@ def main():
             collect(IN_FLIGHT - 1)
             if args.stop_after is not None and step - first_step >= args.stop_after:
                 save(epoch)
-                print(f"stopped at step {step}: {len(loader.outstanding)} prompts come again")
+                print(f"stopped at step {step}: {len(loader.outstanding)} prompts are repeated")
                 return False
         return True
 

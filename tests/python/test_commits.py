@@ -483,6 +483,9 @@ def test_option_is_where_frameworks_look_and_may_be_assigned() -> None:
     loader.commit = "manual"  # type: ignore[method-assign, assignment]
     assert "commit='manual'" in repr(loader)
     assert not [one for one in vars(DataLoader(Counted())) if "ledger" in one]
+    again = DataLoader(Counted(), commit=loader.commit)  # type: ignore[arg-type]
+    assert vars(again)["commit"] == "manual"
+    assert DataLoader(Counted(), commit=DataLoader(Counted()).commit).outstanding == ()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

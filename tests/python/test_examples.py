@@ -195,7 +195,7 @@ def test_asynchronous_rollouts_train_on_each_prompt_once(tmp_path: Path) -> None
         assert done.returncode == 0, done.stdout + done.stderr
         said.append(done.stdout)
     assert "stopped at step 20" in said[0] and "resumed at step 20" in said[1]
-    assert re.search(r"[1-9]\d* prompts come again", said[1])
+    assert re.search(r"[1-9]\d* prompts are repeated", said[1])
     assert "400 prompts, each trained on 2 times" in said[2]
 
 

@@ -50,6 +50,7 @@ from penstock.loader.options import (
     DEFAULT_PREFETCH_FACTOR,
     DEFAULTS,
     LoaderOptions,
+    as_commit_option,
     check_name,
     chosen_keys,
     commit_option,
@@ -200,7 +201,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         pin_memory_device (str): Deprecated by torch. Default: ``""``.
         in_order (bool | int): Deliver batches in the order of the sampler. If False, a batch is
             delivered as soon as it is ready; this applies only with workers. A number N, an int of
-            at least 1, bounds that: at most N batches are delivered before the oldest one that is
+            at least 2, bounds that: at most N batches are delivered before the oldest one that is
             not, so a slow batch holds up the others only when N of them have overtaken it. Default:
             True.
         snapshot_every_n_steps (int): Steps between snapshots of samplers and of datasets in
@@ -459,7 +460,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.on_error = on_error
         self.max_skipped = max_skipped
         self.overlap_epochs = overlap_epochs
-        vars(self)["commit"] = commit
+        vars(self)["commit"] = as_commit_option(commit)
+        if type(in_order) is int and in_order == 0:
+            warn(
+                "in_order=0 means in_order=False, with which any number of batches may overtake "
+                "others; pass in_order=True for none",
+                UserWarning,
+            )
         has_pool = self.pool is not None or self.replica_group is not None
         of_workers: dict[str, Any] = {
             "multiprocessing_context": multiprocessing_context,

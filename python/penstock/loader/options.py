@@ -7,6 +7,7 @@ which request. `options_check.py` rejects values that options cannot have.
 
 from __future__ import annotations
 
+import numbers
 import operator
 import os
 from collections.abc import Callable, Sequence
@@ -136,15 +137,17 @@ class LoaderOptions:
         """Return the options of a `penstock.DataLoader`."""
         values = {name: getattr(loader, name) for name in _ATTRIBUTES if name != "commit"}
         values["commit"] = commit_option(loader)
-        window = values["in_order"]
-        has_window = isinstance(window, int) and type(window) is not bool
+        window: Any = values["in_order"]
+        # For torch, 0 and 1 are False and True; a window of one batch is as good as none.
+        is_number = isinstance(window, numbers.Integral) and not isinstance(window, bool)
+        has_window = is_number and window not in (0, 1)
         values["in_order"] = not has_window and bool(window)
         has_pool = values["pool"] is not None or values["replica_group"] is not None
         if has_pool and values["prefetch_factor"] is None:
             values["prefetch_factor"] = DEFAULT_PREFETCH_FACTOR
         return LoaderOptions(
             **values,
-            overtaking_max=window if has_window else 0 if window else ANY_ORDER,
+            overtaking_max=int(window) if has_window else 0 if window else ANY_ORDER,
             pool_record=pool_in_use(loader),
             dataset_kind=loader._dataset_kind,
             auto_collation=loader._auto_collation,
@@ -299,7 +302,17 @@ _ATTRIBUTES = tuple(_names[: _names.index("overtaking_max")])  # the loader has 
 
 def commit_option(loader: torch.utils.data.DataLoader[Any]) -> str | None:
     """Return the option of this name, which is also a method of the loader."""
-    return vars(loader).get("commit")
+    option: str | None = as_commit_option(vars(loader).get("commit"))
+    return option
+
+
+def as_commit_option(value: Any) -> Any:
+    """Return the option of the loader whose method ``value`` is, or else ``value``: frameworks that
+    rebuild a loader, such as ignite, read the attributes named like its arguments."""
+    owner = getattr(value, "__self__", None)
+    if isinstance(owner, torch.utils.data.DataLoader) and value.__name__ == "commit":
+        return commit_option(owner)
+    return value
 
 
 def name_of(loader: torch.utils.data.DataLoader[Any]) -> str | None:

@@ -222,11 +222,11 @@ def _check_shards(options: LoaderOptions) -> None:
 
 
 def _check_in_order(options: LoaderOptions) -> None:
-    if options.in_order or 1 <= options.overtaking_max <= ANY_ORDER:
+    if options.in_order or 2 <= options.overtaking_max <= ANY_ORDER:
         return
     raise ValueError(
         f"in_order must be True, False (any batch may overtake others) or the number of batches "
-        f"that may overtake the oldest one, from 1 to {ANY_ORDER}, got {options.overtaking_max}; "
+        f"that may overtake the oldest one, from 2 to {ANY_ORDER}, got {options.overtaking_max}; "
         f"pass in_order=True for none"
     )
 
