@@ -98,7 +98,6 @@ bool RequestOrder::arrived(uint64_t sequence) {
   task->second.has_arrived = true;
   --task_counts_[task->second.shard_id];  // of unanswered requests
   ++stored_count_;
-  skip_delivered();
   return sequence == received_index_ || !waits_for_oldest();
 }
 

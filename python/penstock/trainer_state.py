@@ -18,6 +18,7 @@ from typing import Any
 
 from penstock.drop_in import rebind
 from penstock.loader.dataloader import DataLoader
+from penstock.loader.loader_run import innermost_loader
 
 _logger = logging.getLogger(__name__)
 
@@ -96,7 +97,7 @@ class _SkipOnce:
         functools.update_wrapper(self, original)
 
     def __call__(self, dataloader: Any, num_batches: int = 0) -> Any:
-        base = getattr(dataloader, "base_dataloader", dataloader)
+        base = innermost_loader(dataloader)
         if not isinstance(base, DataLoader) or base._run.loaded_state is None:
             return self.original(dataloader, num_batches)
         count = base.state_dict()["_sampler_iter_yielded"]
@@ -109,7 +110,7 @@ class _SkipOnce:
 
 
 def _own(loader: Any) -> DataLoader[Any]:
-    base = getattr(loader, "base_dataloader", loader)
+    base = innermost_loader(loader)
     if not isinstance(base, DataLoader):
         raise TypeError(
             f"the Trainer's training loader must be penstock's, got {type(base).__module__}."

@@ -42,8 +42,7 @@ class CommitLedger:
         """Start the account of an epoch. The one before is over, or was abandoned."""
         with self.lock:
             self.archive()
-            resumed = PlacesLeft(0) if progress.point is None else progress.point.left
-            self.epoch = OpenEpoch(self, self.next_number, DeliveredPlaces(resumed))
+            self.epoch = OpenEpoch(self, self.next_number, DeliveredPlaces(progress.left))
             self.next_number += 1
             return self.epoch
 
@@ -61,7 +60,7 @@ class CommitLedger:
         with self.lock:
             epoch.outstanding.add(place)
             self.last = name
-            _note_origin(batch, _Origin(weakref.ref(self), self.generation, name), self)
+            _note_origin(batch, _Origin(weakref.ref(self), self.generation, name))
 
     # The program.
 
@@ -220,13 +219,15 @@ def _tables(batch: Any) -> list[tuple[Any, Any]]:
     return keys
 
 
-def _note_origin(batch: Any, origin: _Origin, ledger: CommitLedger) -> None:
+def _note_origin(batch: Any, origin: _Origin) -> None:
     """Note where a batch is from. Of the same object's earlier deliveries, which a dataset in this
     process may repeat in each epoch, keep the outstanding ones."""
 
     def is_kept(one: _Origin) -> bool:
         owner = one.ledger()
-        return owner is not None and (owner is not ledger or ledger.is_outstanding(one.name))
+        return owner is not None and (
+            owner is not origin.ledger() or owner.is_outstanding(one.name)
+        )
 
     with _origins_lock:
         for table, key in _tables(batch):

@@ -608,11 +608,22 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             iterator.begin_delivery(self._run)  # a model may have been offloaded since
         else:
             iterator = started.restart(self, self._begin_iterator)
+        self._note_begun(iterator, began_at)
+        return cast(BaseIterator, iterator)
+
+    def _note_begun(self, iterator: Any, began_at: float) -> None:
+        """Start the steps of an iterator, and note that the program has it."""
         begin_steps = getattr(iterator, "begin_steps", None)  # a subclass may have another iterator
         if begin_steps is not None:
             begin_steps(time.perf_counter() - began_at)
         self._run.note_iter(iterator, time.perf_counter() - began_at)
-        return cast(BaseIterator, iterator)
+
+    def _end_persistent(self) -> None:
+        """End the workers that persist between epochs, if there are any."""
+        running = getattr(self, "_iterator", None)  # frameworks delete it
+        if isinstance(running, LocalPoolIter):
+            running._shutdown_workers()
+        self._iterator = None
 
     def _begin_iterator(self) -> BaseIterator:
         return begin_sendable(self, self._check_and_begin)
@@ -622,8 +633,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         check_options(options)
         live = getattr(self, "_iterator", None)  # frameworks delete it
         if isinstance(live, LocalPoolIter) and live.own_options != options.kept:
-            live._shutdown_workers()  # persistent workers keep the dataset they were started with
-            self._iterator = None
+            self._end_persistent()  # they keep the dataset they were started with
         if options.shard_by_rank and not run.are_ranks_compared and is_group_leader(options):
             facts = facts_of_shards if options.reads_shards_of_rank else facts_of
             compare_ranks(options, facts(options, run.epoch_start()))
@@ -1045,10 +1055,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             )
         self._run.wants_states = True
         self._drop_started()
-        live = getattr(self, "_iterator", None)
-        if isinstance(live, LocalPoolIter):
-            live._shutdown_workers()
-        self._iterator = None
+        self._end_persistent()
         self._run.begin_at(copied_state(dict(state_dict)) or None)
         ledger = self._run.ledger(options)
         if ledger is not None:

@@ -10,7 +10,6 @@ from torch.utils.data import DataLoader
 
 from penstock.loader.loader_run import run_of
 from penstock.loader.loader_state import begin_repeat
-from penstock.loader.local_iterator import LocalPoolIter
 from penstock.loader.options import LoaderOptions
 
 
@@ -51,10 +50,8 @@ class RepeatsFirst:
         return getattr(self._part, name)
 
     def _begin_part(self, loader: DataLoader[Any]) -> Any:
-        running = getattr(loader, "_iterator", None)
-        if isinstance(running, LocalPoolIter):  # persistent, with the seeds of the part before
-            running._shutdown_workers()
-            loader._iterator = None
+        owner: Any = loader
+        owner._end_persistent()  # they have the seeds of the part before
         ledger = _ledger(loader)
         if not ledger.to_repeat:
             self._loader = None
@@ -62,13 +59,9 @@ class RepeatsFirst:
         began_at = time.perf_counter()
         options, run = LoaderOptions.of(loader), run_of(loader)
         epoch = ledger.to_repeat[0]
-        begin = loader._begin_iterator  # type: ignore[attr-defined]
-        iterator = begin_repeat(options, run, epoch, begin)
+        iterator = begin_repeat(options, run, epoch, owner._begin_iterator)
         del ledger.to_repeat[0]
-        begin_steps = getattr(iterator, "begin_steps", None)
-        if begin_steps is not None:
-            begin_steps(time.perf_counter() - began_at)
-        run.note_iter(iterator, time.perf_counter() - began_at)
+        owner._note_begun(iterator, began_at)
         return iterator
 
 
