@@ -20,13 +20,14 @@ from pool_processes import SECONDS_MAX, PoolProcesses, Worker, pool_of
 from raw_zeromq import key_bytes
 from test_job_processes import (
     ENDS,
-    SERVER_MEGABYTES_MAX,
+    SERVER_PRIVATE_MIB_MAX,
     expect_same_server,
     kill_the_server,
     kill_the_supervisor,
     kill_the_warm_process,
     libraries_of,
     memory_has,
+    private_mib,
     process_in,
     server_of,
     tcp_sockets,
@@ -105,12 +106,7 @@ def test_server_has_no_torch_and_warm_process_one_thread(pool: PoolProcesses) ->
     expect_served(pool)
     server, warm = server_of(worker), warm_of(worker)
     assert "libtorch" not in libraries_of(server) and "libtorch" in libraries_of(warm)
-    (kilobytes,) = (
-        int(line.split()[1])
-        for line in Path(f"/proc/{server}/status").read_text().splitlines()
-        if line.startswith("VmRSS:")
-    )
-    assert kilobytes / 1024 < SERVER_MEGABYTES_MAX
+    assert private_mib(server) < SERVER_PRIVATE_MIB_MAX
     assert len(os.listdir(f"/proc/{warm}/task")) == 1
     assert "must have one thread" not in worker.output
 

@@ -100,13 +100,33 @@ def test_error_ends_its_profiler_range() -> None:
     assert "penstock: of a test" in {one.name for one in profiler.events()}
 
 
+# Its first sample is late: it waits until NVTX has reported that the trainer waits for it.
 PROGRAM = """
+import os
+import pathlib
+import time
+
 import torch
 from penstock import DataLoader
 
+
+class Late(torch.utils.data.Dataset):
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        heard = pathlib.Path(os.environ.get("NVTX_LISTENER", "absent"))
+        ranges = "PENSTOCK_NVTX" in os.environ and heard.name != "absent"
+        until = time.monotonic() + 60
+        while ranges and index == 0 and time.monotonic() < until:
+            if heard.exists() and "penstock: wait" in heard.read_text():
+                break
+            time.sleep(0.01)
+        return torch.tensor([float(index)])
+
+
 if __name__ == "__main__":
-    data = torch.utils.data.TensorDataset(torch.arange(12.0))
-    print(sum(len(rows) for (rows,) in DataLoader(data, batch_size=4, num_workers=1)))
+    print(sum(len(rows) for rows in DataLoader(Late(), batch_size=4, num_workers=1)))
 """
 
 
