@@ -32,6 +32,12 @@ KINDS: dict[str, Any] = {
     'penstock, seeding="batch"': lambda *a, **k: DataLoader(*a, seeding="batch", **k),
     "the same, in_order=8": lambda *a, **k: DataLoader(*a, seeding="batch", in_order=8, **k),
     "the same, in_order=32": lambda *a, **k: DataLoader(*a, seeding="batch", in_order=32, **k),
+    "the same, in_order=8, prefetch_factor=64": lambda *a, **k: DataLoader(
+        *a, seeding="batch", in_order=8, prefetch_factor=64, **k
+    ),
+    "the same, in_order=True, prefetch_factor=64": lambda *a, **k: DataLoader(
+        *a, seeding="batch", prefetch_factor=64, **k
+    ),
     "the same, in_order=False": lambda *a, **k: DataLoader(
         *a, seeding="batch", in_order=False, **k
     ),
@@ -78,7 +84,7 @@ def share_of(
         raise MeasurementError("samples are missing, doubled or out of order")
     # Work that the workers had done before the clock started is left out: all batches requested
     # ahead.
-    left = dataset.sleeps[batch_size * 2 * worker_count :]
+    left = dataset.sleeps[batch_size * loader.prefetch_factor * worker_count :]
     return sum(taken_s[sleep_s] for sleep_s in left) / worker_count / seconds
 
 

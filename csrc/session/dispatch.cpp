@@ -245,7 +245,8 @@ bool Dispatch::has_room(const Worker& worker, bool is_recall) const {
   // One more than its depth: the trainer asks for no other batch before it has this one.
   if (is_recall) return worker.outstanding.size() <= depth_max;
   if (worker.outstanding.size() >= depth_max || largest_bytes_ == 0) return false;
-  if (options_.request_ahead_below < Duration::max() && usual_time(worker) >= options_.request_ahead_below)
+  const auto count = static_cast<int64_t>(worker.outstanding.size());
+  if (options_.request_ahead_below < Duration::max() && usual_time(worker) * count >= options_.request_ahead_below)
     return false;
   return worker.outstanding.size() + 1 <= worker.credit_bytes / largest_bytes_;
 }

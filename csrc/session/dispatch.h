@@ -75,8 +75,8 @@ struct DispatchOptions {
   uint32_t depth_max = 2;        // concurrent requests to a worker
   uint32_t quick_depth_max = 0;  // the same for a worker whose batches take less than kQuickBatch, if larger
   uint32_t deaths_max = 3;
-  // A worker whose batches take longer, by its mean, is asked for one at a time: the next request waits for the first
-  // free worker.
+  // A worker is asked ahead only as long as its outstanding requests take less, by its mean; later requests wait for
+  // the first free worker, so that few of them are behind a batch that is slower than the mean.
   Duration request_ahead_below = Duration::max();
   bool hedges = true;
   // Workers do not report which request they have started: any outstanding batch of a dead worker may be to blame.

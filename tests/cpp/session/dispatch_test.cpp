@@ -111,6 +111,24 @@ TEST_F(DispatchTest, WorkerWhoseBatchesAreSoonMadeHasMoreRequestsAtOnce) {
   }
 }
 
+// Behind a batch that turns out to be slow, the others of its worker wait.
+TEST_F(DispatchTest, RequestsAheadTakeNoMoreThanTheirTime) {
+  const auto count_at = [this](Duration time) {
+    dispatch_ = Dispatch({.depth_max = 64, .request_ahead_below = milliseconds(5)});
+    asked();
+    join(1);
+    ask(0);
+    answer_after(time, 1, 0);
+    asked();
+    for (uint64_t sequence = 1; sequence <= 100; ++sequence) ask(sequence);
+    return asked().size();
+  };
+  EXPECT_EQ(count_at(milliseconds(6)), 1u);
+  EXPECT_EQ(count_at(milliseconds(2)), 3u);
+  EXPECT_EQ(count_at(milliseconds(1)), 5u);
+  EXPECT_EQ(count_at(std::chrono::microseconds(10)), 64u);
+}
+
 TEST_F(DispatchTest, WhatALostWorkerOwedIsAskedOfOthers) {
   join(1);
   ask(0);
