@@ -51,7 +51,7 @@ class Pool {
     const auto batch = loader::Batch::from_slab(
         {.record_bytes = sealed.value().record_bytes, .record_offset = sealed.value().record_offset},
         c10::make_intrusive<loader::SlabLease>(view, region.slab_index, generation), /*allow_pickle=*/true);
-    benchmark::DoNotOptimize(batch.value()->tensors().data());
+    benchmark::DoNotOptimize(batch.value()->tensors().all().data());
     return true;
   }
 

@@ -96,7 +96,7 @@ void BatchOrigin::complete(api::WorkerSet& workers) {
   }
   std::vector<at::Tensor> whole = tensors();
   check_same(*made, whole);
-  for (const uint32_t leaf : missing()) whole[leaf] = made->tensors()[leaf];
+  for (const uint32_t leaf : missing()) whole[leaf] = made->tensors().all()[leaf];
   whole_ = dataset::with_tensors(withheld_->came, [&](const at::Tensor& came) {
     for (const uint32_t leaf : withheld_->leaves)
       if (leaves_[leaf].tensor.is_same(came)) return whole[leaf];
@@ -110,18 +110,18 @@ void BatchOrigin::complete(api::WorkerSet& workers) {
 
 // A batch that was made again must equal the original.
 void BatchOrigin::check_same(loader::Batch& made, const std::vector<at::Tensor>& tensors) const {
-  const size_t leaf_count = made.frame().leaf_count();
+  const size_t leaf_count = made.record().frame().leaf_count();
   bool is_same = leaf_count == tensors.size();
   for (const uint32_t leaf : missing()) {
     if (!is_same) break;
-    const at::Tensor now = made.meta(leaf);
+    const at::Tensor now = made.tensors().meta(leaf);
     is_same = now.scalar_type() == tensors[leaf].scalar_type() && now.sizes() == tensors[leaf].sizes();
   }
-  const auto& keys = made.frame().boundary_keys;
+  const auto& keys = made.record().frame().boundary_keys;
   for (size_t index = 0; is_same && index < keys_.size(); ++index) {
     const auto key = std::find(keys.begin(), keys.end(), keys_[index]);
     if (key == keys.end() || !boundary_[index].is_unchanged()) continue;
-    const at::Tensor& now = made.tensors()[leaf_count + static_cast<size_t>(key - keys.begin())];
+    const at::Tensor& now = made.tensors().all()[leaf_count + static_cast<size_t>(key - keys.begin())];
     is_same = runtime::is_same_bits(boundary_[index].tensor.cpu(), now.cpu());
   }
   if (is_same) return;

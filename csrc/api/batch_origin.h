@@ -68,7 +68,7 @@ class BatchOrigin {
   // Leaves that stayed with the worker that made the batch.
   struct Withheld {
     std::set<uint32_t> leaves;
-    loader::Batch::Origin maker;
+    loader::BatchRecord::Origin maker;
     std::weak_ptr<api::WorkerSet> workers;
     int64_t batch_number = 0;
     Value came;  // the batch's value, with placeholder tensors without own memory for the withheld leaves

@@ -173,21 +173,21 @@ graph::DeliveredWork delivered_work(const loader::Client& client, bool sends_who
 // The leaves of a batch that stayed with its worker. Puts placeholder tensors without own memory in their positions.
 std::optional<BatchOrigin::Withheld> withheld_of(loader::Batch& batch, const std::shared_ptr<api::WorkerSet>& workers,
                                                  int64_t number) {
-  if (batch.withheld_bytes() == 0) return std::nullopt;
+  if (batch.record().withheld_bytes() == 0) return std::nullopt;
   if (!workers->notes_origins() || workers->withholding() == nullptr) {
     throw Error(ErrorKind::kWorker,
                 "a worker omitted tensors of a batch without permission; trainer and workers must run the same version "
                 "of penstock");
   }
   BatchOrigin::Withheld withheld{
-      .leaves = {}, .maker = batch.origin().value(), .workers = workers, .batch_number = number, .came = {}};
-  const auto leaf_count = static_cast<uint32_t>(batch.frame().leaf_count());
+      .leaves = {}, .maker = batch.record().origin().value(), .workers = workers, .batch_number = number, .came = {}};
+  const auto leaf_count = static_cast<uint32_t>(batch.record().frame().leaf_count());
   for (uint32_t leaf = 0; leaf < leaf_count; ++leaf) {
-    if (!batch.is_withheld(leaf)) continue;
-    const at::Tensor meta = batch.meta(leaf);
+    if (!batch.record().is_withheld(leaf)) continue;
+    const at::Tensor meta = batch.tensors().meta(leaf);
     const at::Tensor one = at::zeros({}, meta.options().device(workers->device().value_or(at::kCPU)));
-    static_cast<void>(batch.tensors());
-    batch.set_stand_in(leaf, one.expand(meta.sizes()));
+    static_cast<void>(batch.tensors().all());
+    batch.tensors().set_stand_in(leaf, one.expand(meta.sizes()));
     withheld.leaves.insert(leaf);
   }
   return withheld;
@@ -243,13 +243,14 @@ std::optional<Batch> DataLoader::Impl::take() {
 Batch DataLoader::Impl::to_batch(Event& event) {
   loader::Batch& batch = *event.batch;
   const Running& running = this->running();
-  if (const auto& remote = batch.remote_error()) api::raise_remote(*remote, running.workers->place_of(remote->worker));
-  const auto number = static_cast<int64_t>(batch.facts().sequence);
+  if (const auto& remote = batch.record().remote_error())
+    api::raise_remote(*remote, running.workers->place_of(remote->worker));
+  const auto number = static_cast<int64_t>(batch.record().facts().sequence);
   auto withheld = withheld_of(batch, running.workers, number);
-  const size_t leaf_count = batch.frame().leaf_count();
-  const auto leaves_end = batch.tensors().begin() + static_cast<ptrdiff_t>(leaf_count);
-  const std::vector<at::Tensor> leaves(batch.tensors().begin(), leaves_end);
-  auto value = dataset::read_value(batch.frame().nest, leaves);
+  const size_t leaf_count = batch.record().frame().leaf_count();
+  const auto leaves_end = batch.tensors().all().begin() + static_cast<ptrdiff_t>(leaf_count);
+  const std::vector<at::Tensor> leaves(batch.tensors().all().begin(), leaves_end);
+  auto value = dataset::read_value(batch.record().frame().nest, leaves);
   if (!value) {
     account_->progress->note_error();
     api::raise(value.error());
@@ -257,11 +258,11 @@ Batch DataLoader::Impl::to_batch(Event& event) {
   Batch given(std::move(value).value(), number);
   if (!running.workers->notes_origins()) return given;
   if (withheld) withheld->came = BatchAccess::value_of(given);
-  const auto& keys = batch.frame().boundary_keys;
+  const auto& keys = batch.record().frame().boundary_keys;
   const bool is_incomplete = withheld.has_value();
-  auto origin =
-      std::make_shared<BatchOrigin>(leaves, std::vector<std::string>(keys.begin(), keys.end()),
-                                    std::vector<at::Tensor>(leaves_end, batch.tensors().end()), std::move(withheld));
+  auto origin = std::make_shared<BatchOrigin>(leaves, std::vector<std::string>(keys.begin(), keys.end()),
+                                              std::vector<at::Tensor>(leaves_end, batch.tensors().all().end()),
+                                              std::move(withheld));
   if (is_incomplete) running.workers->note_incomplete(origin);
   BatchAccess::set_origin(given, std::move(origin));
   return given;

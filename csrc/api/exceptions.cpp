@@ -22,7 +22,7 @@ ErrorKind kind_of(Errc code) {
 
 void raise(const Fault& fault) { throw Error(kind_of(fault.code), fault.message); }
 
-void raise_remote(const loader::Batch::RemoteError& remote, std::string place) {
+void raise_remote(const loader::BatchRecord::RemoteError& remote, std::string place) {
   std::string text = remote.text;
   // A text from another process starts with the place of that process, terminated by a zero byte.
   if (const size_t end = text.find('\0'); end != std::string::npos) {

@@ -16,7 +16,7 @@ namespace penstock::api {
 
 // Raises "Caught ValueError in DataLoader worker thread 0.", worded like torch's DataLoader, followed by the thrown
 // exception. `place` is how an error names the worker (WorkerSet::place_of).
-[[noreturn]] void raise_remote(const loader::Batch::RemoteError& remote, std::string place);
+[[noreturn]] void raise_remote(const loader::BatchRecord::RemoteError& remote, std::string place);
 
 template <typename T>
 T value_or_raise(Result<T> result) {

@@ -181,17 +181,17 @@ dataset::JobText job_of(const AnyDataset& dataset, const Options& options,
 
 // Parses a worker's description of the dataset. Workers are not trusted, so every part of it is checked.
 DatasetShape shape_of(loader::Batch& batch) {
-  if (const auto& error = batch.remote_error()) {
+  if (const auto& error = batch.record().remote_error()) {
     const std::string worker = error->worker.empty() ? "a worker" : "worker " + error->worker;
     throw Error(ErrorKind::kWorker, worker + " cannot describe the dataset: " + error->text);
   }
-  const std::string worker = "worker " + format_id(batch.times().worker_id);
+  const std::string worker = "worker " + format_id(batch.record().times().worker_id);
   const auto refuse = [&](const std::string& seen) {
     throw Error(ErrorKind::kWorker, worker + " must describe the dataset as a dict of 'iterable', a " +
                                         "bool, and 'size', an integer >= 0, or None for an iterable dataset; got " +
                                         seen + "; install the same version of penstock on both");
   };
-  const auto said = dataset::read_value(batch.frame().nest, batch.tensors());
+  const auto said = dataset::read_value(batch.record().frame().nest, batch.tensors().all());
   if (!said) refuse(said.error().message);
   const Value* iterable = said.value().find("iterable");
   const Value* size = said.value().find("size");
@@ -329,7 +329,7 @@ DatasetShape PoolWorkers::request_shape() {
       case Event::Kind::kBatch: {
         const DatasetShape shape = shape_of(*event.batch);
         reported_size_ = {.size = shape.is_iterable ? wire::kNoSize : static_cast<uint64_t>(shape.sample_count),
-                          .by = format_id(event.batch->times().worker_id)};
+                          .by = format_id(event.batch->record().times().worker_id)};
         client->stop();
         return shape;
       }

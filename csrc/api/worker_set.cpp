@@ -139,7 +139,7 @@ void WorkerSet::note_incomplete(const std::shared_ptr<BatchOrigin>& origin) {
   incomplete_.push_back(origin);
 }
 
-std::unique_ptr<loader::Batch> WorkerSet::recall(const loader::Batch::Origin& origin) {
+std::unique_ptr<loader::Batch> WorkerSet::recall(const loader::BatchRecord::Origin& origin) {
   loader::Client& client = *this->client();
   auto end = steady_clock::time_point::max();
   if (recall_timeout_.count() > 0) end = steady_clock::now() + recall_timeout_;
@@ -153,7 +153,7 @@ std::unique_ptr<loader::Batch> WorkerSet::recall(const loader::Batch::Origin& or
       auto made = client.recalled(origin, std::min(now + kRecallCheckInterval, end));
       if (made) {
         std::unique_ptr<loader::Batch> batch = std::move(made).value();
-        if (const auto& error = batch->remote_error()) raise_remote(*error, place_of(error->worker));
+        if (const auto& error = batch->record().remote_error()) raise_remote(*error, place_of(error->worker));
         return batch;
       }
       if (made.error().code != Errc::kTimeout) raise(made.error());

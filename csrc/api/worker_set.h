@@ -74,7 +74,7 @@ class WorkerSet {
   void note_incomplete(const std::shared_ptr<BatchOrigin>& origin);
   // Fetches the whole of a batch that arrived without some of its leaves. Blocks. Throws Error kClosed if no worker can
   // be asked any more, kTimeout, and kDataset if the batch had to be made again and this failed.
-  std::unique_ptr<loader::Batch> recall(const loader::Batch::Origin& origin);
+  std::unique_ptr<loader::Batch> recall(const loader::BatchRecord::Origin& origin);
   // The device that batches are delivered on; none for the host.
   virtual std::optional<c10::Device> device() const = 0;
   // Whether batches are made outside the trainer's thread.

@@ -25,6 +25,8 @@ namespace py = pybind11;
 namespace penstock::bindings {
 
 using loader::Batch;
+using loader::BatchRecord;
+using loader::BatchTensors;
 using loader::Client;
 using loader::EpochProgress;
 using loader::StepLedger;
@@ -54,35 +56,36 @@ bool wait_for_arrival(Client& client, steady_clock::time_point deadline) {
 
 // Replaces leaves that were left out by Python objects: `stand_in` is called with a meta tensor.
 void put_stand_ins(Batch& batch, const py::object& stand_in) {
-  for (size_t index = 0; index < batch.frame().leaf_count(); ++index) {
-    if (!batch.is_withheld(index)) continue;
-    const py::object object = stand_in(wrap_tensor(batch.tensors()[index]));
-    batch.set_stand_in(index, THPVariable_Unpack(object.ptr()));
+  for (size_t index = 0; index < batch.record().frame().leaf_count(); ++index) {
+    if (!batch.record().is_withheld(index)) continue;
+    const py::object object = stand_in(wrap_tensor(batch.tensors().all()[index]));
+    batch.tensors().set_stand_in(index, THPVariable_Unpack(object.ptr()));
   }
 }
 
 // The trainer's view of a batch apart from its value: its leaves in table order, its boundary tensors by key, its
 // request number, the origin for fetching leaves that were left out, if any, and the worker that made it.
 py::tuple describe_leaves(Batch& batch) {
-  const auto& tensors = batch.tensors();
-  const size_t leaf_count = batch.frame().leaf_count();
+  const auto& tensors = batch.tensors().all();
+  const size_t leaf_count = batch.record().frame().leaf_count();
   py::list leaves;
   py::dict boundary;
   for (size_t index = 0; index < tensors.size(); ++index) {
     if (index < leaf_count) {
       leaves.append(wrap_tensor(tensors[index]));
     } else {
-      boundary[py::str(std::string(batch.frame().boundary_keys[index - leaf_count]))] = wrap_tensor(tensors[index]);
+      boundary[py::str(std::string(batch.record().frame().boundary_keys[index - leaf_count]))] =
+          wrap_tensor(tensors[index]);
     }
   }
-  const auto& origin = batch.origin();
-  return py::make_tuple(leaves, boundary, wire::number_of({.epoch = 0, .sequence = batch.facts().sequence}),
-                        origin ? py::cast(*origin) : py::none(), batch.times().worker_id,
+  const auto& origin = batch.record().origin();
+  return py::make_tuple(leaves, boundary, wire::number_of({.epoch = 0, .sequence = batch.record().facts().sequence}),
+                        origin ? py::cast(*origin) : py::none(), batch.record().times().worker_id,
                         batch.ahead() ? py::cast(batch.ahead()) : py::none());
 }
 
 // Creates the exception that takes the place of a pool's batch.
-py::object to_python(const Batch::RemoteError& remote) {
+py::object to_python(const BatchRecord::RemoteError& remote) {
   const auto make_error = py::module_::import("penstock.pool.worker_errors").attr("make_error");
   const std::string where = remote.worker.empty() ? "" : "in penstock worker " + remote.worker;
   return make_error(remote.type_name, remote.text, where);
@@ -91,7 +94,7 @@ py::object to_python(const Batch::RemoteError& remote) {
 // Makes Python find or create the storages of shared-memory files, as torch does for files sent through a queue: a file
 // that this process has already mapped shares one storage.
 void open_shared_files(Batch& batch, const py::object& open_storage) {
-  for (Batch::SharedFile& file : batch.shared_files()) {
+  for (BatchTensors::SharedFile& file : batch.tensors().shared_files()) {
     if (!file.storage) file.storage = THPStorage_Unpack(open_storage(file.fd.release(), file.bytes).ptr());
   }
 }
@@ -111,29 +114,29 @@ py::tuple to_python(Client::Event& event, Batch* of_event, const py::object& loa
   const ProfilerRange range("penstock: unpack");
   Batch& batch = *of_event;
   py::object state = py::none();
-  if (!batch.state().empty())
-    state = py::bytes(reinterpret_cast<const char*>(batch.state().data()), batch.state().size());
-  if (const auto& remote = batch.remote_error()) {
+  if (!batch.record().state().empty())
+    state = py::bytes(reinterpret_cast<const char*>(batch.record().state().data()), batch.record().state().size());
+  if (const auto& remote = batch.record().remote_error()) {
     return py::make_tuple(kind, to_python(*remote), py::bool_(false), event.shard_id, std::move(state));
   }
   py::object value;
   try {
-    if (batch.withheld_bytes() > 0 && (stand_in.is_none() || !batch.origin()))
+    if (batch.record().withheld_bytes() > 0 && (stand_in.is_none() || !batch.record().origin()))
       raise_failure({Errc::kMalformed, "a worker omitted tensors of a batch without permission"});
     open_shared_files(batch, open_storage);
     if (!stand_in.is_none()) put_stand_ins(batch, stand_in);
-    value = decode_nest(batch.frame().nest, batch.tensors(), loads);
+    value = decode_nest(batch.record().frame().nest, batch.tensors().all(), loads);
   } catch (py::error_already_set& error) {
     event.is_unreadable = true;
     return py::make_tuple(kind, error.value(), py::bool_(false), event.shard_id, std::move(state));
   }
   py::object extra = py::none();
-  if (batch.raises()) {
+  if (batch.record().raises()) {
     extra = py::bool_(true);
   } else if (!stand_in.is_none()) {
     extra = describe_leaves(batch);
   }
-  if (!batch.has_state())
+  if (!batch.record().has_state())
     return py::make_tuple(kind, std::move(value), std::move(extra), event.shard_id, std::move(state));
   const auto pair = value.cast<py::tuple>();
   return py::make_tuple(kind, pair[0], std::move(extra), event.shard_id, pair[1]);
@@ -338,7 +341,7 @@ py::tuple load_counters_of(Stream& stream) {
 
 // The leaves and boundary tensors of a recalled batch, in the form of describe_leaves(); None if it did not arrive in
 // time. Raises the dataset's error if the batch could not be made again.
-py::object recalled(Client& client, const Batch::Origin& origin, double timeout_s) {
+py::object recalled(Client& client, const BatchRecord::Origin& origin, double timeout_s) {
   const auto deadline = steady_clock::now() + duration_of(timeout_s);
   for (;;) {
     const auto slice = std::min(deadline, steady_clock::now() + kWaitSlice);
@@ -349,7 +352,7 @@ py::object recalled(Client& client, const Batch::Origin& origin, double timeout_
     });
     if (taken) {
       Batch& batch = *taken.value();
-      if (const auto& remote = batch.remote_error()) {
+      if (const auto& remote = batch.record().remote_error()) {
         const py::object error = to_python(*remote);
         PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
         throw py::error_already_set();
@@ -474,7 +477,7 @@ void bind_loader(py::module_& module) {
              });
            })
       .def("retire_held", &Client::retire_held);
-  py::class_<Batch::Origin>(module, "BatchOrigin");
+  py::class_<BatchRecord::Origin>(module, "BatchOrigin");
   client.def("recall", &Client::recall, py::arg("origin"))
       .def("recalled", &recalled, py::arg("origin"), py::arg("timeout_s"))
       .def("forget_recall", &Client::forget_recall, py::arg("origin"));

@@ -233,7 +233,7 @@ py::object decode_value(const py::bytes& value) {
   auto batch = loader::Batch::from_parts({}, {record.begin(), record.end()}, {payload.begin(), payload.end()},
                                          /*allow_pickle=*/false);
   if (!batch) raise_failure(batch.error());
-  return decode_nest(batch.value()->frame().nest, batch.value()->tensors(), py::none());
+  return decode_nest(batch.value()->record().frame().nest, batch.value()->tensors().all(), py::none());
 }
 
 // Whether the type of each value is exactly one of the immutable atomic types.

@@ -61,9 +61,11 @@ class BatchSource {
   virtual void fetch(const std::shared_ptr<session::RequestContent>& content) = 0;
   // Requests the whole of a batch that arrived without some of its leaves; it arrives through Inbox::try_recalled().
   // Only for sources with such batches.
-  virtual void recall(const Batch::Origin&) { PENSTOCK_ASSERT(false, "no tensor of these batches is fetched lazily"); }
+  virtual void recall(const BatchRecord::Origin&) {
+    PENSTOCK_ASSERT(false, "no tensor of these batches is fetched lazily");
+  }
   // Call when the recalled batch is no longer awaited.
-  virtual void forget_recall(const Batch::Origin&) {}
+  virtual void forget_recall(const BatchRecord::Origin&) {}
   // Sends a message to every worker: a new epoch, or the prefixes to run.
   virtual void announce(const wire::ToJob& message) = 0;
   // Dismisses a worker that has no work left.

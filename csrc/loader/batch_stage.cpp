@@ -139,13 +139,13 @@ void PinStage::set_waker(Waker& waker) {
 size_t PinStage::reclaim() { return slabs_ ? slabs_->reclaim() : 0; }
 
 bool PinStage::try_pin(Batch& batch) {
-  if (!slabs_ || !batch.is_whole_in_slab()) return false;
-  const shm::ArenaView& view = batch.lease()->view();
+  if (!slabs_ || !batch.tensors().is_whole_in_slab()) return false;
+  const shm::ArenaView& view = batch.tensors().lease()->view();
   // The client would copy the batch out on delivery, on the trainer's thread.
   if (owed_slab_count_ && view.held_count() >= shm::spare_slab_count(view.alive_count(), *owed_slab_count_))
     return false;
-  if (!slabs_->try_pin(batch.lease(), batch.facts().slab_bytes)) return false;
-  batch.pin_copies();
+  if (!slabs_->try_pin(batch.tensors().lease(), batch.record().facts().slab_bytes)) return false;
+  batch.tensors().pin_copies();
   return true;
 }
 
@@ -156,10 +156,10 @@ Result<void> PinStage::begin(Batch& batch) {
     if (try_pin(batch)) return {};
     // Torch treats no memory as pinned until it has initialised the device.
     if (const auto accelerator = at::getAccelerator()) at::globalContext().lazyInitDevice(*accelerator);
-    if (auto mapped = batch.map_for_copy(); !mapped) return mapped;
+    if (auto mapped = batch.tensors().map_for_copy(); !mapped) return mapped;
     std::vector<at::Tensor> pinned;
-    pinned.reserve(batch.tensors().size());
-    for (const at::Tensor& tensor : batch.tensors()) {
+    pinned.reserve(batch.tensors().all().size());
+    for (const at::Tensor& tensor : batch.tensors().all()) {
       if (tensor.is_meta()) {  // a withheld leaf
         pinned.push_back(tensor);
         continue;
@@ -167,7 +167,7 @@ Result<void> PinStage::begin(Batch& batch) {
       pinned.push_back(at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().pinned_memory(true)));
       pinned.back().copy_(tensor);
     }
-    batch.replace_tensors(std::move(pinned));
+    batch.tensors().replace(std::move(pinned));
   } catch (const c10::Error& error) {
     return Fault{Errc::kFailed,
                  std::string("copying a batch to pinned memory failed: ") + error.what_without_backtrace()};

@@ -194,7 +194,7 @@ class Client::Impl {
 
   static uint64_t ready_bytes(const Epoch& epoch) {
     uint64_t bytes = 0;
-    for (const auto& [sequence, batch] : epoch.ready) bytes += batch->frame().payload_bytes;
+    for (const auto& [sequence, batch] : epoch.ready) bytes += batch->record().frame().payload_bytes;
     return bytes;
   }
 
@@ -247,18 +247,18 @@ class Client::Impl {
     return has_arrived;
   }
 
-  Result<std::unique_ptr<Batch>> recalled(const Batch::Origin& origin, steady_clock::time_point deadline) {
+  Result<std::unique_ptr<Batch>> recalled(const BatchRecord::Origin& origin, steady_clock::time_point deadline) {
     const wire::BatchRequest& wanted = origin.request->request;
     source->stages().await(wanted.epoch, wanted.sequence | wire::kRecallBit);
     for (;;) {
       while (auto batch = inbox.try_recalled()) {
-        const wire::BatchFacts& its = batch->facts();
+        const wire::BatchFacts& its = batch->record().facts();
         if (its.epoch != wanted.epoch || its.sequence != (wanted.sequence | wire::kRecallBit)) continue;  // given up
-        if (batch->withheld_bytes() > 0)
+        if (batch->record().withheld_bytes() > 0)
           return Fault{Errc::kMalformed, "a worker omitted parts of a batch that was requested in full"};
         if (const auto finished = source->stages().finish(*batch); !finished) return finished.error();
-        batch->mark_held();
-        if (!batch->remote_error()) inbox.counters().recalled_batches.add(1);
+        batch->tensors().mark_held();
+        if (!batch->record().remote_error()) inbox.counters().recalled_batches.add(1);
         return batch;
       }
       if (inbox.is_dead()) return Fault{Errc::kClosed, "the connection to the workers is closed"};
@@ -268,17 +268,17 @@ class Client::Impl {
   }
 
   void count_delivered(const Batch& batch) {
-    const wire::BatchFacts& facts = batch.facts();
+    const wire::BatchFacts& facts = batch.record().facts();
     auto& counters = inbox.counters();
     counters.batches.add(1);
-    counters.batch_bytes.add(batch.bytes());
+    counters.batch_bytes.add(batch.record().bytes());
     const auto unit_ns = static_cast<uint64_t>(wire::kTimeUnit.count());
     counters.fetch_ns.add(facts.fetch_time * unit_ns);
     counters.prefix_ns.add(facts.prefix_time * unit_ns);
-    counters.withheld_bytes.add(batch.withheld_bytes());
+    counters.withheld_bytes.add(batch.record().withheld_bytes());
     if (facts.sequence < now.early_count) counters.early_batches.add(1);
-    if (!batch.frame().boundary_keys.empty()) counters.boundary_batches.add(1);
-    if (batch.was_widened_on_device()) counters.device_widened_batches.add(1);
+    if (!batch.record().frame().boundary_keys.empty()) counters.boundary_batches.add(1);
+    if (batch.tensors().was_widened_on_device()) counters.device_widened_batches.add(1);
     if ((facts.flags & wire::kBatchCompiled) != 0) counters.compiled_batches.add(1);
     if ((facts.flags & wire::kBatchThreadsDrew) != 0) counters.unrepeatable_batches.add(1);
   }
@@ -342,7 +342,8 @@ class Client::Impl {
     }
     Epoch& epoch = is_early ? *early : now;
     if (!epoch.order.is_outstanding(arrival.sequence)) return report_unrequested(arrival);
-    largest_batch_bytes = std::max(largest_batch_bytes, std::max<uint64_t>(1, arrival.batch->frame().payload_bytes));
+    largest_batch_bytes =
+        std::max(largest_batch_bytes, std::max<uint64_t>(1, arrival.batch->record().frame().payload_bytes));
     const bool is_next = epoch.order.arrived(arrival.sequence);
     if (is_next && !is_early) return deliver(std::move(arrival.batch));
     epoch.ready.emplace(arrival.sequence, std::move(arrival.batch));
@@ -362,10 +363,10 @@ class Client::Impl {
   }
 
   Event deliver(std::unique_ptr<Batch> batch) {
-    const uint64_t sequence = batch->facts().sequence;
+    const uint64_t sequence = batch->record().facts().sequence;
     note_delivery(*batch);
     const uint32_t shard_id = now.order.delivered(sequence);
-    const uint32_t worker_id = batch->facts().worker_id;
+    const uint32_t worker_id = batch->record().facts().worker_id;
     if (const auto finished = source->stages().finish(*batch); !finished)
       return {.kind = Event::Kind::kFailed, .worker_id = worker_id, .batch = {}, .error = finished.error()};
     keep_or_copy(*batch);
@@ -377,17 +378,17 @@ class Client::Impl {
   }
 
   void note_delivery(Batch& batch) {
-    const wire::BatchFacts& facts = batch.facts();
+    const wire::BatchFacts& facts = batch.record().facts();
     const auto requested = now.requested.extract(facts.sequence);
-    if (!requested.empty()) batch.times().asked_at = requested.mapped().at;
+    if (!requested.empty()) batch.record().times().asked_at = requested.mapped().at;
     StepLedger::Delivery delivery{.epoch = now.number,
                                   .sequence = facts.sequence,
-                                  .times = batch.times(),
+                                  .times = batch.record().times(),
                                   .making = MakingTimes::of(facts),
-                                  .bytes = batch.bytes()};
+                                  .bytes = batch.record().bytes()};
     if (ledger.has_waits()) {
       for (const auto& [number, later] : now.ready)
-        delivery.later_ready_at = earlier(delivery.later_ready_at, later->times().staged_at);
+        delivery.later_ready_at = earlier(delivery.later_ready_at, later->record().times().staged_at);
     }
     ledger.deliver(delivery);
     const wire::SampleTimes& samples = facts.samples;
@@ -412,16 +413,16 @@ class Client::Impl {
   // A worker needs prefetch_factor slabs to answer its requests. The user may hold the arena's other slabs. Beyond
   // that, batches are copied, so that a user who keeps every batch never stalls the stream.
   void keep_or_copy(Batch& batch) {
-    if (!source->has_bounded_memory()) return batch.mark_held();
-    if (!batch.lease()) return;
-    if (batch.facts().is_transient) return;
-    auto& view = batch.lease()->view();
+    if (!source->has_bounded_memory()) return batch.tensors().mark_held();
+    if (!batch.tensors().lease()) return;
+    if (batch.record().facts().is_transient) return;
+    auto& view = batch.tensors().lease()->view();
     if (view.held_count() >= shm::spare_slab_count(view.alive_count(), slab_count())) {
-      batch.copy_out();
+      batch.tensors().copy_out();
       inbox.counters().copied_batches.add(1);
       return;
     }
-    batch.lease()->mark_held();
+    batch.tensors().lease()->mark_held();
   }
 };
 
@@ -458,11 +459,11 @@ uint64_t Client::largest_batch_bytes() const { return impl_->largest_batch_bytes
 bool Client::is_elastic() const { return !impl_->source->has_bounded_memory(); }
 
 Client::Event Client::try_next() { return impl_->try_next(); }
-void Client::recall(const Batch::Origin& origin) { impl_->source->recall(origin); }
-Result<std::unique_ptr<Batch>> Client::recalled(const Batch::Origin& origin, steady_clock::time_point deadline) {
+void Client::recall(const BatchRecord::Origin& origin) { impl_->source->recall(origin); }
+Result<std::unique_ptr<Batch>> Client::recalled(const BatchRecord::Origin& origin, steady_clock::time_point deadline) {
   return impl_->recalled(origin, deadline);
 }
-void Client::forget_recall(const Batch::Origin& origin) { impl_->source->forget_recall(origin); }
+void Client::forget_recall(const BatchRecord::Origin& origin) { impl_->source->forget_recall(origin); }
 void Client::count_delivered(const Batch& batch) { impl_->count_delivered(batch); }
 void Client::note_pace(const TrainerPace& pace) { impl_->source->note_pace(pace); }
 

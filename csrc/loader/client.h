@@ -155,12 +155,13 @@ class Client {
   bool wait_until(std::chrono::steady_clock::time_point deadline);
 
   // Requests the whole of a batch that arrived without some of its leaves.
-  void recall(const Batch::Origin& origin);
+  void recall(const BatchRecord::Origin& origin);
   // Returns the batch that was recalled, or the dataset's error in its place. kTimeout at the deadline, kClosed if no
   // more arrivals can follow. Blocks; needs no lock of the caller's.
-  Result<std::unique_ptr<Batch>> recalled(const Batch::Origin& origin, std::chrono::steady_clock::time_point deadline);
+  Result<std::unique_ptr<Batch>> recalled(const BatchRecord::Origin& origin,
+                                          std::chrono::steady_clock::time_point deadline);
   // Call when the recalled batch is no longer awaited.
-  void forget_recall(const Batch::Origin& origin);
+  void forget_recall(const BatchRecord::Origin& origin);
 
   // The request whose answer the trainer awaits: the oldest one if the order is free. nullopt if no request is
   // outstanding, and always without keep_indices.

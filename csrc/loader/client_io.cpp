@@ -25,8 +25,8 @@ using wire::ToJob;
 
 namespace {
 
-// A worker that has answered receives its next request within some tenths of a millisecond. If a batch takes far longer
-// than that, requests wait in the trainer for the first free worker, never behind a slow batch.
+// A worker that has answered receives its next request within some tenths of a millisecond. Requests for far more work
+// than that wait in the trainer for the first free worker, not behind a slow batch.
 constexpr auto kRequestAheadBelow = std::chrono::milliseconds(5);
 constexpr uint64_t kNoBound = std::numeric_limits<uint64_t>::max();
 
@@ -495,14 +495,15 @@ Result<std::unique_ptr<Batch>> ClientIo::make_batch(uint32_t worker_id, const Fr
                               copy_of(message.payload.first(facts.record_offset)), kAllowPickle);
   }
   if (!batch) return batch;
-  if (batch.value()->is_narrow()) return Fault{Errc::kMalformed, "a batch of this machine has compressed tensors"};
-  const uint32_t file_count = batch.value()->frame().shared_file_count();
+  if (batch.value()->record().is_narrow())
+    return Fault{Errc::kMalformed, "a batch of this machine has compressed tensors"};
+  const uint32_t file_count = batch.value()->record().frame().shared_file_count();
   if (file_count != files.size())
     return Fault{Errc::kMalformed, "a worker passed " + std::to_string(files.size()) +
                                        " files with a batch whose tensors lie in " + std::to_string(file_count)};
   if (file_count == 0) return batch;
   std::vector<FileDescriptor> owned(std::make_move_iterator(files.begin()), std::make_move_iterator(files.end()));
-  if (auto set = batch.value()->set_shared_files(std::move(owned)); !set) return set.error();
+  if (auto set = batch.value()->tensors().set_shared_files(std::move(owned)); !set) return set.error();
   return batch;
 }
 

@@ -112,13 +112,14 @@ CopyStage::CopyStage(std::unique_ptr<device::Device> device)
 
 Result<void> CopyStage::begin(Batch& batch) {
   if (auto there = copies_.check(); !there) return there;
-  if (auto mapped = batch.map_for_copy(); !mapped) return mapped;
-  const std::vector<at::Tensor> sources = batch.copy_sources();
+  if (auto mapped = batch.tensors().map_for_copy(); !mapped) return mapped;
+  const std::vector<at::Tensor> sources = batch.tensors().copy_sources();
   auto rooms = allocate(batch, sources);
   if (!rooms) return rooms.error();
   // A single-use arena is not registered: that takes longer than its copy.
-  if (batch.lease() && !batch.facts().is_transient) registrations_.add(batch.lease(), batch.facts().slab_bytes);
-  CopySources read{.lease = batch.lease(), .tensors = sources};
+  if (batch.tensors().lease() && !batch.record().facts().is_transient)
+    registrations_.add(batch.tensors().lease(), batch.record().facts().slab_bytes);
+  CopySources read{.lease = batch.tensors().lease(), .tensors = sources};
   if (auto started = start(batch, sources, rooms.value()); !started)
     return copies_.give_up(std::move(read), started.error());
   auto event = copies_.add(std::move(read));
@@ -127,7 +128,7 @@ Result<void> CopyStage::begin(Batch& batch) {
   std::vector<at::Tensor> tensors;
   tensors.reserve(rooms.value().size());
   for (Room& room : rooms.value()) tensors.push_back(std::move(room.tensor));
-  batch.replace_tensors(std::move(tensors));
+  batch.tensors().replace(std::move(tensors));
   return {};
 }
 
@@ -138,7 +139,7 @@ Result<std::vector<CopyStage::Room>> CopyStage::allocate(const Batch& batch, con
     auto made = allocate_one(batch, index, sources[index]);
     if (!made) {
       return Fault{made.error().code, "allocating memory on " + device_->name() + " for a batch of " +
-                                          std::to_string(batch.bytes() + batch.wide_bytes()) +
+                                          std::to_string(batch.record().bytes() + batch.record().wide_bytes()) +
                                           " bytes failed: " + made.error().message};
     }
     rooms.push_back(std::move(made).value());
@@ -147,10 +148,10 @@ Result<std::vector<CopyStage::Room>> CopyStage::allocate(const Batch& batch, con
 }
 
 Result<CopyStage::Room> CopyStage::allocate_one(const Batch& batch, size_t index, const at::Tensor& source) {
-  if (batch.is_withheld(index)) return Room{.tensor = source, .narrow = {}, .scratch = {}};
+  if (batch.record().is_withheld(index)) return Room{.tensor = source, .narrow = {}, .scratch = {}};
   Room room;
-  const wire::Widening* const widening = batch.widening(index);
-  auto tensor = device_->allocate(widening != nullptr ? batch.meta(index) : source);
+  const wire::Widening* const widening = batch.tensors().widening(index);
+  auto tensor = device_->allocate(widening != nullptr ? batch.tensors().meta(index) : source);
   if (!tensor) return tensor.error();
   room.tensor = std::move(tensor).value();
   if (widening == nullptr) return room;
@@ -170,7 +171,7 @@ Result<CopyStage::Room> CopyStage::allocate_one(const Batch& batch, size_t index
 Result<void> CopyStage::start(const Batch& batch, const std::vector<at::Tensor>& sources,
                               const std::vector<Room>& rooms) {
   for (size_t index = 0; index < sources.size(); ++index) {
-    if (batch.is_withheld(index)) continue;
+    if (batch.record().is_withheld(index)) continue;
     const Room& room = rooms[index];
     const at::Tensor& target = room.narrow.defined() ? room.narrow : room.tensor;
     PENSTOCK_ASSERT(sources[index].storage().nbytes() == target.storage().nbytes(),
@@ -178,7 +179,7 @@ Result<void> CopyStage::start(const Batch& batch, const std::vector<at::Tensor>&
     if (sources[index].storage().nbytes() == 0) continue;
     if (auto started = device_->copy(sources[index], target); !started) return started.error();
     if (!room.narrow.defined()) continue;
-    const wire::Widening& widening = *batch.widening(index);
+    const wire::Widening& widening = *batch.tensors().widening(index);
     PENSTOCK_ASSERT(room.tensor.storage().nbytes() == widening.plain_bytes(),
                     "a tensor is decompressed to another size");
     if (auto started = device_->widen(widening, room.narrow, room.scratch, room.tensor); !started)
@@ -191,7 +192,7 @@ Result<void> CopyStage::finish(Batch& batch) {
   const std::shared_ptr<device::DeviceEvent> event = batch.take_ready_event();
   if (!event) return {};
   std::vector<at::Tensor> copied;
-  for (const at::Tensor& tensor : batch.tensors())
+  for (const at::Tensor& tensor : batch.tensors().all())
     if (!tensor.is_meta()) copied.push_back(tensor);
   auto handed_over = device_->hand_over(*event, copied);
   if (handed_over) return {};
@@ -225,7 +226,7 @@ std::optional<at::Tensor> AheadCopies::take(size_t index) {
 
 Result<void> AheadStage::begin(Batch& batch) {
   const auto request = requests_->get();
-  if (request && is_at(request->device) && batch.shared_files().empty()) copy(batch, *request);
+  if (request && is_at(request->device) && batch.tensors().shared_files().empty()) copy(batch, *request);
   return {};
 }
 
@@ -242,12 +243,12 @@ bool AheadStage::is_at(c10::Device place) {
 }
 
 void AheadStage::copy(Batch& batch, const AheadRequest& request) {
-  std::vector<at::Tensor> rooms(batch.frame().tensors.size());
-  CopySources sources{.lease = batch.lease(), .tensors = {}};
+  std::vector<at::Tensor> rooms(batch.record().frame().tensors.size());
+  CopySources sources{.lease = batch.tensors().lease(), .tensors = {}};
   std::vector<size_t> places;
   for (size_t index = 0; index < rooms.size(); ++index) {
-    if (!request.has(batch.frame(), index) || batch.is_withheld(index)) continue;
-    at::Tensor source = batch.copy_source(index);
+    if (!request.has(batch.record().frame(), index) || batch.record().is_withheld(index)) continue;
+    at::Tensor source = batch.tensors().copy_source(index);
     if (source.storage().nbytes() == 0) continue;
     auto room = site_->device->allocate(source);
     if (!room) return;
@@ -256,7 +257,8 @@ void AheadStage::copy(Batch& batch, const AheadRequest& request) {
     places.push_back(index);
   }
   if (places.empty()) return;
-  if (batch.lease() && !batch.facts().is_transient) site_->registrations.add(batch.lease(), batch.facts().slab_bytes);
+  if (batch.tensors().lease() && !batch.record().facts().is_transient)
+    site_->registrations.add(batch.tensors().lease(), batch.record().facts().slab_bytes);
   for (size_t i = 0; i < places.size(); ++i) {
     if (site_->device->copy(sources.tensors[i], rooms[places[i]])) continue;
     site_->copies.give_up(std::move(sources), {Errc::kFailed, "a copy could not be started"});

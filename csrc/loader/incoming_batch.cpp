@@ -21,13 +21,13 @@ static_assert(wire::kElementBytesMax >= wire::kPoolPayloadBytesMax,
 // Limits the expansion of a small message, for the whole batch: tensors may share bytes, as views do, may be narrow,
 // and may repeat elements, and the values of a nest become objects.
 Result<void> check_sizes(const Batch& batch, uint64_t payload_bytes) {
-  if (batch.whole_bytes() / wire::kWholeFactorMax > payload_bytes) {
-    return Fault{Errc::kTooLarge, "its tensors and values take " + std::to_string(batch.whole_bytes()) +
+  if (batch.record().whole_bytes() / wire::kWholeFactorMax > payload_bytes) {
+    return Fault{Errc::kTooLarge, "its tensors and values take " + std::to_string(batch.record().whole_bytes()) +
                                       " bytes and were received in " + std::to_string(payload_bytes) + "; at most " +
                                       std::to_string(wire::kWholeFactorMax) + " times as many are accepted"};
   }
   uint64_t elements = 0;
-  for (const auto& entry : batch.frame().tensors) {
+  for (const auto& entry : batch.record().frame().tensors) {
     if (entry.encoding == wire::Encoding::kWithheld) continue;  // has no memory here
     const uint64_t bytes = wire::element_bytes(entry);
     if (bytes <= wire::kElementBytesMax - elements) {
@@ -79,7 +79,7 @@ Result<std::unique_ptr<Batch>> IncomingBatch::finish(wire::BatchFacts facts, uin
   facts.record_offset = payload_bytes_ - record_bytes;
   auto batch = take(facts, allow_pickle);
   if (!batch) return batch;
-  if (batch.value()->frame().shared_file_count() > 0)
+  if (batch.value()->record().frame().shared_file_count() > 0)
     return Fault{Errc::kMalformed, "a pool batch refers to shared memory"};
   if (auto checked = check_sizes(*batch.value(), payload_bytes_); !checked) return checked.error();
   return batch;
@@ -95,7 +95,7 @@ Result<std::unique_ptr<Batch>> IncomingBatch::take(const wire::BatchFacts& facts
   if (!slab_.lease) return take_heap(facts, allow_pickle);
   const c10::intrusive_ptr<SlabLease> lease = is_shared_ ? slab_.lease : nullptr;
   auto batch = take_slab(facts, allow_pickle);
-  if (!batch || !lease || !batch.value()->is_narrow()) return batch;
+  if (!batch || !lease || !batch.value()->record().is_narrow()) return batch;
   try {
     heap_.assign(lease->data(), lease->data() + payload_bytes_);
   } catch (const std::bad_alloc&) {
@@ -155,7 +155,7 @@ Result<std::unique_ptr<Batch>> batch_of(const wire::PoolAnswer& answer, std::opt
     auto batch = Batch::from_error(facts, {.type_name = std::string(text.substr(0, end)),
                                            .text = std::string(text.substr(std::min(end + 1, text.size()))),
                                            .worker = worker});
-    batch->set_state(answer.state);
+    batch->record().set_state(answer.state);
     return batch;
   }
   if ((answer.flags & wire::kBatchRaises) != 0 && !reader.allow_pickle)
@@ -163,15 +163,15 @@ Result<std::unique_ptr<Batch>> batch_of(const wire::PoolAnswer& answer, std::opt
   auto batch = whole->finish(facts, answer.record_bytes, reader.allow_pickle);
   if (!batch) return batch;
   if (reader.is_python) {
-    const wire::Frame& frame = batch.value()->frame();
+    const wire::Frame& frame = batch.value()->record().frame();
     const auto leaves = std::span(frame.tensors).first(frame.leaf_count());
     if (auto checked = wire::check_python_values(frame.nest, leaves); !checked) return checked.error();
   }
-  if (auto checked = batch.value()->check_narrow(); !checked) return checked.error();
-  if (wire::is_recall(answer.message.key) && batch.value()->withheld_bytes() > 0)
+  if (auto checked = batch.value()->tensors().check_narrow(); !checked) return checked.error();
+  if (wire::is_recall(answer.message.key) && batch.value()->record().withheld_bytes() > 0)
     return Fault{Errc::kMalformed, "it omitted parts of a batch that was requested in full"};
-  batch.value()->find_nonstandard_bools();
-  batch.value()->set_state(answer.state);
+  batch.value()->tensors().find_nonstandard_bools();
+  batch.value()->record().set_state(answer.state);
   return batch;
 }
 

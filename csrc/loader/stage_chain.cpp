@@ -20,20 +20,21 @@ constexpr std::chrono::milliseconds kReclaimInterval{1};
 constexpr size_t kArrivalsPerTurn = 64;
 
 bool has_tensors(const Batch& batch) {
-  return !batch.raises() && !batch.remote_error() && !batch.frame().tensors.empty();
+  return !batch.record().raises() && !batch.record().remote_error() && !batch.record().frame().tensors.empty();
 }
 
 // Device memory during the widening: the narrow bytes and the widened ones.
-uint64_t bytes_of(const Batch& batch) { return batch.bytes() + batch.wide_bytes(); }
+uint64_t bytes_of(const Batch& batch) { return batch.record().bytes() + batch.record().wide_bytes(); }
 
 std::unique_ptr<Batch> make_error(const Batch& batch, const Fault& error, uint64_t staged_bytes) {
   if (error.code != Errc::kNoMemory) {
-    return Batch::from_error(batch.facts(), {.type_name = "RuntimeError", .text = error.message, .worker = {}});
+    return Batch::from_error(batch.record().facts(),
+                             {.type_name = "RuntimeError", .text = error.message, .worker = {}});
   }
   const std::string text = error.message + "\n" + std::to_string(staged_bytes) +
                            " bytes hold batches that were copied ahead. Use smaller batches, copy fewer ahead "
                            "(prefetch_bytes), or free device memory";
-  return Batch::from_error(batch.facts(), {.type_name = "torch.OutOfMemoryError", .text = text, .worker = {}});
+  return Batch::from_error(batch.record().facts(), {.type_name = "torch.OutOfMemoryError", .text = text, .worker = {}});
 }
 
 }  // namespace
@@ -72,7 +73,7 @@ void StageChain::stop() {
 
 void StageChain::arrive(Arrival arrival) {
   if (arrival.batch) {
-    BatchTimes& times = arrival.batch->times();
+    BatchTimes& times = arrival.batch->record().times();
     times.arrived_at = times.staged_at = clock_now();
     if (times.worker_id == 0) times.worker_id = arrival.worker_id;
     if (times.made_at == Instant{}) times.made_at = times.arrived_at;
@@ -136,13 +137,13 @@ void StageChain::failed(Fault error) {
 void StageChain::widen(Arrival& arrival, const NarrowArrival& narrow) {
   PENSTOCK_ASSERT(wide_memory_, "a compressed batch was received unexpectedly");
   Result<void> ready;
-  const bool is_kept = takes_narrow_ && arrival.batch->try_keep_narrow();
-  if (!is_kept) ready = arrival.batch->widen(*wide_memory_);
-  BatchTimes times = arrival.batch->times();
+  const bool is_kept = takes_narrow_ && arrival.batch->tensors().try_keep_narrow();
+  if (!is_kept) ready = arrival.batch->tensors().widen(*wide_memory_);
+  BatchTimes times = arrival.batch->record().times();
   times.arrived_at = times.staged_at = clock_now();  // widening counts as link time: it saved bytes there
   const BatchKey key{.epoch = arrival.epoch, .sequence = arrival.sequence};
   if (!ready) arrival.batch = error_of_damage(key, narrow.place, ready.error());
-  arrival.batch->times() = times;
+  arrival.batch->record().times() = times;
 }
 
 void StageChain::take(Arrival arrival) {
@@ -181,7 +182,7 @@ void StageChain::let_through() {
     if (next->is_awaited) awaited_.reset();
     if (!try_stage(next->place->second, next->is_awaited)) continue;
     Arrival arrival = std::move(next->place->second.arrival);
-    arrival.batch->times().staged_at = clock_now();
+    arrival.batch->record().times().staged_at = clock_now();
     waiting_.erase(next->place);
     waiting_count_.store(waiting_.size());
     inbox_.arrive(std::move(arrival));
@@ -218,9 +219,9 @@ bool StageChain::try_stage(Waiting& waiting, bool is_awaited) {
       full_at_ = staged_bytes;
       return false;
     }
-    const BatchTimes times = batch->times();
+    const BatchTimes times = batch->record().times();
     batch = make_error(*batch, begun.error(), staged_bytes);
-    batch->times() = times;
+    batch->record().times() = times;
     return true;
   }
   full_at_.reset();

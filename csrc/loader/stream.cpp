@@ -199,9 +199,10 @@ void Stream::give(const Event& event) {
   given_at_ = clock_now();
   client_->count_delivered(batch);
   step_clock_.give(given_at_, Duration(client_->counters().wait_ns.value()));
-  plan_.progress->answer(event.shard_id, batch.raises() || batch.remote_error() || event.is_unreadable);
-  if (!batch.state().empty())
-    plan_.progress->set_shard_state(event.shard_id, {batch.state().begin(), batch.state().end()});
+  plan_.progress->answer(event.shard_id,
+                         batch.record().raises() || batch.record().remote_error() || event.is_unreadable);
+  if (!batch.record().state().empty())
+    plan_.progress->set_shard_state(event.shard_id, {batch.record().state().begin(), batch.record().state().end()});
   request_replacement();
   begin_early();
 }

@@ -121,7 +121,7 @@ void ThreadSource::carry_out(uint32_t worker_id, const Work& work) {
     facts.samples = made.samples;
     if (made.is_compiled) facts.flags |= wire::kBatchCompiled;
     arrival.batch = Batch::from_tensors(facts, std::move(made.content));
-    arrival.batch->set_state(made.state);
+    arrival.batch->record().set_state(made.state);
   } catch (const std::exception& error) {
     arrival.batch = Batch::from_error(facts, describe_exception(worker_id, error.what()));
   } catch (...) {
@@ -130,7 +130,7 @@ void ThreadSource::carry_out(uint32_t worker_id, const Work& work) {
   stages_.arrive(std::move(arrival));
 }
 
-Batch::RemoteError ThreadSource::describe_exception(uint32_t worker_id, const char* what) const {
+BatchRecord::RemoteError ThreadSource::describe_exception(uint32_t worker_id, const char* what) const {
   const std::string sample = makers_[worker_id]->in_hand();
   return {.type_name = current_exception_name(),
           .text = (sample.empty() ? "" : "  (" + sample + ")\n") + std::string(what),

@@ -84,7 +84,7 @@ class ThreadSource : public BatchSource {
   Queue& queue_of(uint32_t shard_id) { return *queues_[options_.is_iterable ? shard_id % queues_.size() : 0]; }
   void run(uint32_t worker_id, std::latch& begun);
   void carry_out(uint32_t worker_id, const Work& work);
-  Batch::RemoteError describe_exception(uint32_t worker_id, const char* what) const;
+  BatchRecord::RemoteError describe_exception(uint32_t worker_id, const char* what) const;
 
   const ThreadSourceOptions options_;
   const bool has_threads_;

@@ -223,7 +223,7 @@ void AnswerReceiver::take_answer_in_turn(uint64_t worker_id, WorkerLink& link, c
     batch = std::move(read).value();
   }
   if (has_crossed) {
-    const bool is_narrow = batch && !batch->remote_error() && batch->is_narrow();
+    const bool is_narrow = batch && !batch->record().remote_error() && batch->record().is_narrow();
     reports_.note_crossing(worker_id, answer, is_narrow, came_at);
   }
   const bool counts = session_.receive(worker_id, message, answer.payload_bytes, now);
@@ -243,12 +243,12 @@ void AnswerReceiver::accept(uint64_t worker_id, const wire::PoolAnswer& answer, 
   if (requests_.is_compared(key)) return requests_.note_compared(worker_id, *batch);
   if (lane == wire::kNoLane) requests_.compare_kinds(worker_id, answer, *batch, content, now);
   std::optional<loader::NarrowArrival> narrow;
-  if (!batch->remote_error() && batch->is_narrow())
+  if (!batch->record().remote_error() && batch->record().is_narrow())
     narrow = loader::NarrowArrival{.place = news_.format_place(worker_id)};
-  batch->times().worker_id = worker_id;
-  batch->times().made_at =
+  batch->record().times().worker_id = worker_id;
+  batch->record().times().made_at =
       std::min(reports_.written_at(worker_id, Duration(answer.sent_at)).value_or(clock_now()), clock_now());
-  if (batch->withheld_bytes() > 0) batch->set_origin({.request = content, .worker_id = worker_id});
+  if (batch->record().withheld_bytes() > 0) batch->record().set_origin({.request = content, .worker_id = worker_id});
   requests_.deliver(key, std::move(batch), std::move(narrow));
 }
 
@@ -264,7 +264,7 @@ Result<std::unique_ptr<loader::Batch>> AnswerReceiver::read_answer(uint64_t work
   const bool is_received = whole && !answer.place;
   auto batch = loader::batch_of(answer, std::move(whole), format_id(worker_id),
                                 {.allow_pickle = options_.allow_pickle, .is_python = options_.is_python});
-  if (batch && batch.value()->withheld_bytes() > 0 && !may_withhold(answer.message.key))
+  if (batch && batch.value()->record().withheld_bytes() > 0 && !may_withhold(answer.message.key))
     return Fault{Errc::kMalformed, "it omitted tensors of a batch although its request does not permit it"};
   if (batch && is_received) memory_.note_received(answer.payload_bytes);  // after reading: an error may claim any size
   if (batch || batch.error().code != Errc::kNoMemory) return batch;

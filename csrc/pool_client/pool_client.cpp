@@ -47,11 +47,11 @@ void PoolSource::fetch(const std::shared_ptr<session::RequestContent>& content) 
   loop_.post([this, content] { io_.ask(content); });
 }
 
-void PoolSource::recall(const loader::Batch::Origin& origin) {
+void PoolSource::recall(const loader::BatchRecord::Origin& origin) {
   loop_.post([this, origin] { io_.recall(origin); });
 }
 
-void PoolSource::forget_recall(const loader::Batch::Origin& origin) {
+void PoolSource::forget_recall(const loader::BatchRecord::Origin& origin) {
   loop_.post([this, origin] { io_.forget_recall(origin); });
 }
 

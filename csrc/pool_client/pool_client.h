@@ -48,8 +48,8 @@ class PoolSource : public loader::BatchSource {
   Result<void> start(loader::Stages stages) override;
   void stop() override;
   void fetch(const std::shared_ptr<session::RequestContent>& content) override;
-  void recall(const loader::Batch::Origin& origin) override;
-  void forget_recall(const loader::Batch::Origin& origin) override;
+  void recall(const loader::BatchRecord::Origin& origin) override;
+  void forget_recall(const loader::BatchRecord::Origin& origin) override;
   void announce(const wire::ToJob& message) override;
   void dismiss(uint32_t) override {}
   uint32_t worker_of(uint32_t) const override { return 0; }

@@ -105,9 +105,9 @@ void PoolIo::begin_epoch(uint32_t epoch, std::map<wire::Lane, LanePlaces::Place>
 
 void PoolIo::ask(session::SharedContent content) { requests_.ask(std::move(content)); }
 
-void PoolIo::recall(const loader::Batch::Origin& origin) { requests_.recall(origin); }
+void PoolIo::recall(const loader::BatchRecord::Origin& origin) { requests_.recall(origin); }
 
-void PoolIo::forget_recall(const loader::Batch::Origin& origin) { requests_.forget_recall(origin); }
+void PoolIo::forget_recall(const loader::BatchRecord::Origin& origin) { requests_.forget_recall(origin); }
 
 void PoolIo::lose_own_worker(uint64_t worker_id) {
   connections_.directory().forget_own(worker_id);

@@ -61,8 +61,8 @@ class PoolIo final : public EventLoop::Handler {
   // See TrainerRequests.
   void begin_epoch(uint32_t epoch, std::map<wire::Lane, LanePlaces::Place> lanes);
   void ask(session::SharedContent content);
-  void recall(const loader::Batch::Origin& origin);
-  void forget_recall(const loader::Batch::Origin& origin);
+  void recall(const loader::BatchRecord::Origin& origin);
+  void forget_recall(const loader::BatchRecord::Origin& origin);
 
   void lose_own_worker(uint64_t worker_id);
 

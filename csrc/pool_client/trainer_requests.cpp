@@ -58,7 +58,7 @@ void TrainerRequests::ask(session::SharedContent content) {
   session_.ask(key, lane, now, std::move(content));
 }
 
-void TrainerRequests::recall(const loader::Batch::Origin& origin) {
+void TrainerRequests::recall(const loader::BatchRecord::Origin& origin) {
   const Instant now = clock_now();
   const wire::BatchRequest& request = origin.request->request;
   const BatchKey key = wire::recall_of({.epoch = request.epoch, .sequence = request.sequence});
@@ -67,7 +67,7 @@ void TrainerRequests::recall(const loader::Batch::Origin& origin) {
   session_.ask(key, wire::kNoLane, now, origin.request, origin.worker_id);
 }
 
-void TrainerRequests::forget_recall(const loader::Batch::Origin& origin) {
+void TrainerRequests::forget_recall(const loader::BatchRecord::Origin& origin) {
   const wire::BatchRequest& request = origin.request->request;
   const BatchKey key = wire::recall_of({.epoch = request.epoch, .sequence = request.sequence});
   news_.forget(key);
@@ -215,7 +215,7 @@ void TrainerRequests::note_numerics(uint64_t worker_id, const Numerics& numerics
 }
 
 void TrainerRequests::note_compared(uint64_t worker_id, const loader::Batch& batch) {
-  const auto digest = batch.remote_error() ? std::nullopt : batch.content();
+  const auto digest = batch.record().remote_error() ? std::nullopt : batch.tensors().content();
   if (!digest) return kinds_.give_up();
   if (auto difference = kinds_.finish(worker_id, news_.format_place(worker_id), *digest))
     news_.tell(std::move(*difference));
@@ -227,9 +227,9 @@ void TrainerRequests::compare_kinds(uint64_t worker_id, const wire::PoolAnswer& 
   const BatchKey key = answer.message.key;
   const bool may_be_made_again = content && content->blobs->size() == 1 && !wire::is_recall(key) &&
                                  (answer.flags & (wire::kBatchRaises | wire::kBatchThreadsDrew)) == 0;
-  if (batch.remote_error() || !may_be_made_again || answer.payload_bytes > kComparedBytesMax) return;
+  if (batch.record().remote_error() || !may_be_made_again || answer.payload_bytes > kComparedBytesMax) return;
   const auto other = kinds_.choose(worker_id, [this](uint64_t id) { return session_.is_open(id); });
-  const auto digest = other ? batch.content() : std::nullopt;
+  const auto digest = other ? batch.tensors().content() : std::nullopt;
   if (!digest) return;
   kinds_.begin(wire::recall_of(key), worker_id, news_.format_place(worker_id), *digest);
   session_.ask(wire::recall_of(key), wire::kNoLane, now, content, other);

@@ -39,8 +39,8 @@ class TrainerRequests {
   void begin_epoch(uint32_t epoch, std::map<wire::Lane, LanePlaces::Place> lanes);
   void ask(session::SharedContent content);
   // Repeats the request that the batch answered: its epoch may be over, and its blobs are the original ones.
-  void recall(const loader::Batch::Origin& origin);
-  void forget_recall(const loader::Batch::Origin& origin);
+  void recall(const loader::BatchRecord::Origin& origin);
+  void forget_recall(const loader::BatchRecord::Origin& origin);
 
   // Carries out the session's commands, and those that result from them. Call it after each event for the session.
   void carry_out();

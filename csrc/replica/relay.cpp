@@ -173,16 +173,16 @@ RequestDigest digest_of(const server::PoolWork& work) {
 // Copies the batch, so that the leader's program cannot change the followers' batches.
 std::shared_ptr<const ReplicaAnswer> copy_of(loader::Batch& batch) {
   auto answer = std::make_shared<ReplicaAnswer>();
-  answer->state.assign(batch.state().begin(), batch.state().end());
-  if (const auto& error = batch.remote_error()) {
+  answer->state.assign(batch.record().state().begin(), batch.record().state().end());
+  if (const auto& error = batch.record().remote_error()) {
     answer->kind = ReplicaAnswer::Kind::kError;
     answer->type_name = error->type_name;
     answer->text = error->text;
     return answer;
   }
-  answer->flags = batch.facts().flags & kFlagsOfContent;
-  for (const at::Tensor& tensor : batch.tensors()) answer->tensors.push_back(tensor.clone());
-  answer->nest.assign(batch.frame().nest.begin(), batch.frame().nest.end());
+  answer->flags = batch.record().facts().flags & kFlagsOfContent;
+  for (const at::Tensor& tensor : batch.tensors().all()) answer->tensors.push_back(tensor.clone());
+  answer->nest.assign(batch.record().frame().nest.begin(), batch.record().frame().nest.end());
   return answer;
 }
 

@@ -29,8 +29,8 @@ class PinStageTest : public testing::Test {
     auto batch = batches_.make(value);
     const auto begun = stage_->begin(*batch);
     EXPECT_TRUE(begun) << begun.error().message;
-    batch->mark_held();
-    return batch->tensors().at(0);
+    batch->tensors().mark_held();
+    return batch->tensors().all().at(0);
   }
 
   // Without a device torch has no pinned memory to copy to, which is the stage's error.
@@ -42,8 +42,8 @@ class PinStageTest : public testing::Test {
       return;
     }
     ASSERT_TRUE(begun) << begun.error().message;
-    EXPECT_TRUE(batch.tensors().at(0).is_pinned());
-    EXPECT_EQ(batch.lease(), nullptr);
+    EXPECT_TRUE(batch.tensors().all().at(0).is_pinned());
+    EXPECT_EQ(batch.tensors().lease(), nullptr);
   }
 
   SlabBatches batches_{1};
@@ -157,8 +157,8 @@ TEST(PinStageOfAnArena, BatchBeyondTheSlabsThatTheProgramMayHoldIsCopied) {
   for (int64_t value = 0; value < 2; ++value) {
     auto batch = batches.make(value);
     ASSERT_TRUE(stage.begin(*batch));
-    batch->mark_held();
-    held.push_back(batch->tensors().at(0));
+    batch->tensors().mark_held();
+    held.push_back(batch->tensors().all().at(0));
   }
   auto third = batches.make(2);
   const auto begun = stage.begin(*third);
@@ -173,7 +173,7 @@ TEST(PinStageOfUnknownReads, SlabThatMayBeReadForEverIsRetiredAndStaysMapped) {
   {
     auto batch = batches.make(5);
     ASSERT_TRUE(stage.begin(*batch));
-    base = batch->lease()->data();
+    base = batch->tensors().lease()->data();
     memory.lose_track(base);
   }
   EXPECT_EQ(batches.view()->alive_count(), 1u);

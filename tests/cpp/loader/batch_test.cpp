@@ -55,8 +55,8 @@ class BatchTest : public test::SeededTest {
   static std::vector<std::byte> some_record() { return wire::make_record(some_entries(), wire::nest_of_tensors(5)); }
 
   static void expect_content(Batch& batch) {
-    const auto& tensors = batch.tensors();
-    const auto& entries = batch.frame().tensors;
+    const auto& tensors = batch.tensors().all();
+    const auto& entries = batch.record().frame().tensors;
     ASSERT_EQ(tensors.size(), entries.size());
     for (size_t index = 0; index < tensors.size(); ++index) {
       const auto& entry = entries[index];
@@ -87,14 +87,14 @@ class BatchTest : public test::SeededTest {
 TEST_F(BatchTest, TensorsOfASlabViewItWithoutACopy) {
   const auto batch = read_from_slab(some_record()).value();
   expect_content(*batch);
-  EXPECT_EQ(batch->tensors()[0].const_data_ptr(), view_->slab(0));
+  EXPECT_EQ(batch->tensors().all()[0].const_data_ptr(), view_->slab(0));
 }
 
 TEST_F(BatchTest, TensorsOfPartsHaveTheSameContent) { expect_content(*read_from_parts(some_record()).value()); }
 
 TEST_F(BatchTest, TheSlabGoesBackWhenTheLastTensorDies) {
   auto batch = read_from_slab(some_record()).value();
-  auto tensors = batch->tensors();
+  auto tensors = batch->tensors().all();
   batch.reset();
   while (tensors.size() > 1) {
     tensors.pop_back();
@@ -114,38 +114,38 @@ TEST_F(BatchTest, ABatchThatNobodyLooksAtGivesItsSlabBack) {
 
 TEST_F(BatchTest, CopyingOutGivesTheSlabBackAtOnceAndKeepsTheContent) {
   const auto batch = read_from_slab(some_record()).value();
-  batch->copy_out();
+  batch->tensors().copy_out();
   EXPECT_TRUE(is_slab_free());
   std::memset(arena_->slab(0), 0xee, arena_->slab_bytes());
   expect_content(*batch);
-  batch->copy_out();
+  batch->tensors().copy_out();
   expect_content(*batch);
 }
 
 TEST_F(BatchTest, CopyingOutAfterTensorsWereHandedOutAsserts) {
   const auto batch = read_from_slab(some_record()).value();
-  static_cast<void>(batch->tensors());
-  EXPECT_THROW(batch->copy_out(), AssertionFailure);
+  static_cast<void>(batch->tensors().all());
+  EXPECT_THROW(batch->tensors().copy_out(), AssertionFailure);
 }
 
 TEST_F(BatchTest, WritingToOneTensorLeavesTheOthersAsTheyAre) {
   const auto batch = read_from_slab(some_record()).value();
-  const auto before = batch->tensors()[1].clone();
-  batch->tensors()[0].fill_(9);
-  EXPECT_TRUE(before.equal(batch->tensors()[1]));
+  const auto before = batch->tensors().all()[1].clone();
+  batch->tensors().all()[0].fill_(9);
+  EXPECT_TRUE(before.equal(batch->tensors().all()[1]));
 }
 
 TEST_F(BatchTest, ABatchWithoutTensorsHasNone) {
   const auto batch = read_from_slab(wire::sample_records().front(), 0).value();
-  EXPECT_TRUE(batch->tensors().empty());
-  batch->copy_out();
+  EXPECT_TRUE(batch->tensors().all().empty());
+  batch->tensors().copy_out();
   EXPECT_TRUE(is_slab_free());
 }
 
 TEST_F(BatchTest, BoundaryTensorsAreTheLastAndTheNestCannotReachThem) {
   const std::vector<TensorEntry> entries = {make_entry(6, {2}), make_entry(6, {3})};
   const auto good = wire::make_record(entries, wire::nest_of_tensors(1), {wire::kSomeKey});
-  EXPECT_EQ(read_from_parts(good).value()->frame().leaf_count(), 1u);
+  EXPECT_EQ(read_from_parts(good).value()->record().frame().leaf_count(), 1u);
   const auto bad = wire::make_record(entries, wire::nest_of_tensors(2), {wire::kSomeKey});
   EXPECT_EQ(read_from_parts(bad).error().code, Errc::kMalformed);
 }
@@ -170,24 +170,24 @@ TEST_F(BatchTest, SharedTensorsAreOnOneMappingOfTheirFileAndTheSlabGoesBackAtOnc
       wire::make_record({wire::shared_entry(0, 4), wire::shared_entry(0, 400)}, wire::nest_of_tensors(2));
   const auto batch = read_from_slab(record, 0).value();
   EXPECT_TRUE(is_slab_free());
-  ASSERT_TRUE(batch->set_shared_files(files_of({worker_s})));
-  const auto tensors = batch->tensors();
+  ASSERT_TRUE(batch->tensors().set_shared_files(files_of({worker_s})));
+  const auto tensors = batch->tensors().all();
   EXPECT_TRUE(tensors[0].storage().is_alias_of(tensors[1].storage()));
   EXPECT_EQ(tensors[1].storage_offset(), 100);
   EXPECT_TRUE(tensors[0].equal(worker_s.slice(0, 1, 4)));
   tensors[1].fill_(-1);
   EXPECT_EQ(worker_s[101].item<float>(), -1) << "the worker sees what the trainer writes";
-  EXPECT_EQ(batch->bytes(), 24u);
+  EXPECT_EQ(batch->record().bytes(), 24u);
 }
 
 TEST_F(BatchTest, SharedTensorsStayWhereTheyAreWhenTheOthersAreCopiedOut) {
   const at::Tensor worker_s = worker::in_shared_memory(1024);
   const auto record = wire::make_record({wire::make_entry(6, {4}), wire::shared_entry(0, 0)}, wire::nest_of_tensors(2));
   const auto batch = read_from_slab(record, 64).value();
-  ASSERT_TRUE(batch->set_shared_files(files_of({worker_s})));
-  batch->copy_out();
+  ASSERT_TRUE(batch->tensors().set_shared_files(files_of({worker_s})));
+  batch->tensors().copy_out();
   EXPECT_TRUE(is_slab_free());
-  batch->tensors()[1].fill_(7);
+  batch->tensors().all()[1].fill_(7);
   EXPECT_EQ(worker_s[2].item<float>(), 7);
 }
 
@@ -195,17 +195,17 @@ TEST_F(BatchTest, ForACopySharedTensorsHaveStoragesOfJustTheirBytes) {
   const at::Tensor worker_s = worker::in_shared_memory(1024);
   const auto batch =
       read_from_slab(wire::make_record({wire::shared_entry(0, 40)}, wire::nest_of_tensors(1)), 0).value();
-  ASSERT_TRUE(batch->set_shared_files(files_of({worker_s})));
-  ASSERT_TRUE(batch->map_for_copy());
-  EXPECT_EQ(batch->tensors()[0].storage().nbytes(), 12u);
-  EXPECT_TRUE(batch->tensors()[0].equal(worker_s.slice(0, 10, 13)));
+  ASSERT_TRUE(batch->tensors().set_shared_files(files_of({worker_s})));
+  ASSERT_TRUE(batch->tensors().map_for_copy());
+  EXPECT_EQ(batch->tensors().all()[0].storage().nbytes(), 12u);
+  EXPECT_TRUE(batch->tensors().all()[0].equal(worker_s.slice(0, 10, 13)));
 }
 
 TEST_F(BatchTest, ASharedTensorBeyondTheEndOfItsFileIsMalformed) {
   const at::Tensor worker_s = worker::in_shared_memory(1024);
   const auto batch =
       read_from_slab(wire::make_record({wire::shared_entry(0, 4088)}, wire::nest_of_tensors(1)), 0).value();
-  EXPECT_EQ(batch->set_shared_files(files_of({worker_s})).error().code, Errc::kMalformed);
+  EXPECT_EQ(batch->tensors().set_shared_files(files_of({worker_s})).error().code, Errc::kMalformed);
 }
 
 TEST_F(BatchTest, WhoMaySendNoPickleMayReferToNoSharedMemory) {
@@ -221,13 +221,15 @@ TEST_F(BatchTest, EveryBitFlipOfARecordIsRefusedOrGivesTensorsInsideTheSlab) {
     record[bit / 8] ^= static_cast<std::byte>(1 << bit % 8);
     const auto batch = read_from_slab(record);
     // The client refuses what is written for a link, and has no file that nobody passed.
-    if (!batch || batch.value()->frame().shared_file_count() > 0) continue;
-    if (batch.value()->is_narrow()) {  // of no batch in shared memory: see BytesThatDoNotBelongToTheirTensorAreAnError
+    if (!batch || batch.value()->record().frame().shared_file_count() > 0) continue;
+    if (batch.value()
+            ->record()
+            .is_narrow()) {  // of no batch in shared memory: see BytesThatDoNotBelongToTheirTensorAreAnError
       BatchMemory memory(1 << 20);
-      static_cast<void>(batch.value()->widen(memory));
+      static_cast<void>(batch.value()->tensors().widen(memory));
       continue;
     }
-    for (const at::Tensor& tensor : batch.value()->tensors()) {
+    for (const at::Tensor& tensor : batch.value()->tensors().all()) {
       if (tensor.is_meta() || tensor.storage().nbytes() == 0) continue;
       const auto* data = static_cast<const std::byte*>(tensor.storage().data());
       const auto* end = data + tensor.storage().nbytes();
@@ -251,10 +253,10 @@ TEST_F(BatchTest, LeafThatWasLeftOutIsAMetaTensor) {
   nest.tensor(1);
   auto batch = read_from_parts(wire::make_record({withheld_entry(), make_entry(0, {3})}, nest.view()));
   ASSERT_TRUE(batch) << batch.error().message;
-  EXPECT_EQ(batch.value()->withheld_bytes(), 4'000'000u);
-  EXPECT_TRUE(batch.value()->tensors()[0].is_meta());
-  EXPECT_EQ(batch.value()->tensors()[0].sizes(), at::IntArrayRef({1000, 1000}));
-  EXPECT_FALSE(batch.value()->tensors()[1].is_meta());
+  EXPECT_EQ(batch.value()->record().withheld_bytes(), 4'000'000u);
+  EXPECT_TRUE(batch.value()->tensors().all()[0].is_meta());
+  EXPECT_EQ(batch.value()->tensors().all()[0].sizes(), at::IntArrayRef({1000, 1000}));
+  EXPECT_FALSE(batch.value()->tensors().all()[1].is_meta());
 }
 
 TEST_F(BatchTest, LeafThatIsNoTensorIsNotWithheld) {
@@ -277,11 +279,11 @@ TEST_F(BatchTest, TensorThatCameInFewerBytesIsWidenedIntoASlabOfItsOwn) {
   nest.tensor(0);
   auto batch = read_from_parts(wire::make_record({entry}, nest.view()));
   ASSERT_TRUE(batch) << batch.error().message;
-  EXPECT_TRUE(batch.value()->is_narrow());
+  EXPECT_TRUE(batch.value()->record().is_narrow());
   BatchMemory memory(1 << 24);
-  ASSERT_TRUE(batch.value()->widen(memory));
+  ASSERT_TRUE(batch.value()->tensors().widen(memory));
   EXPECT_EQ(memory.largest_bytes(), 0u) << "what it was widened to has not come";
-  const at::Tensor& tensor = batch.value()->tensors()[0];
+  const at::Tensor& tensor = batch.value()->tensors().all()[0];
   EXPECT_EQ(tensor.storage().nbytes(), 4000u);
   EXPECT_FALSE(tensor.storage().resizable());
   int64_t base = 0;
@@ -297,33 +299,34 @@ TEST_F(BatchTest, TensorThatIsLeftAsItCameIsWidenedOnceItIsRead) {
   entry.bytes = 8 + 500;
   auto batch = read_from_parts(wire::make_record({entry, make_entry(0, {7})}, wire::nest_of_tensors(2)));
   ASSERT_TRUE(batch) << batch.error().message;
-  EXPECT_EQ(batch.value()->wide_bytes(), 4000u);
-  ASSERT_TRUE(batch.value()->check_narrow());
-  EXPECT_EQ(batch.value()->widening(0), nullptr);
-  ASSERT_TRUE(batch.value()->try_keep_narrow());
-  ASSERT_NE(batch.value()->widening(0), nullptr);
-  EXPECT_EQ(batch.value()->widening(1), nullptr);
-  const auto sources = batch.value()->copy_sources();
+  EXPECT_EQ(batch.value()->record().wide_bytes(), 4000u);
+  ASSERT_TRUE(batch.value()->tensors().check_narrow());
+  EXPECT_EQ(batch.value()->tensors().widening(0), nullptr);
+  ASSERT_TRUE(batch.value()->tensors().try_keep_narrow());
+  ASSERT_NE(batch.value()->tensors().widening(0), nullptr);
+  EXPECT_EQ(batch.value()->tensors().widening(1), nullptr);
+  const auto sources = batch.value()->tensors().copy_sources();
   EXPECT_EQ(sources[0].storage().nbytes(), 508u);
   EXPECT_EQ(sources[1].storage().nbytes(), 7u);
   auto other = read_from_parts(wire::make_record({entry, make_entry(0, {7})}, wire::nest_of_tensors(2)));
   BatchMemory memory(1 << 24);
-  ASSERT_TRUE(other.value()->widen(memory));
-  EXPECT_EQ(
-      std::memcmp(batch.value()->tensors()[0].const_data_ptr(), other.value()->tensors()[0].const_data_ptr(), 4000), 0);
+  ASSERT_TRUE(other.value()->tensors().widen(memory));
+  EXPECT_EQ(std::memcmp(batch.value()->tensors().all()[0].const_data_ptr(),
+                        other.value()->tensors().all()[0].const_data_ptr(), 4000),
+            0);
 }
 
 // Code for bools takes each byte for 0 or 1.
 TEST_F(BatchTest, BoolsOfOtherBytesAreTrue) {
   const std::vector<TensorEntry> entries = {make_entry(wire::kDTypeBool, {100}), make_entry(0, {100})};
   const auto batch = read_from_slab(wire::make_record(entries, wire::nest_of_tensors(2))).value();
-  batch->find_nonstandard_bools();
-  const at::Tensor bools = batch->tensors()[0];
+  batch->tensors().find_nonstandard_bools();
+  const at::Tensor bools = batch->tensors().all()[0];
   const auto* bytes = static_cast<const uint8_t*>(bools.const_data_ptr());
   for (uint64_t place = 0; place < 100; ++place) ASSERT_EQ(bytes[place], byte_at(place) == std::byte{0} ? 0 : 1);
   EXPECT_EQ(arena_->slab(0)[2], byte_at(2)) << "the slab stays as it came";
-  EXPECT_EQ(batch->tensors()[1].const_data_ptr(), view_->slab(0) + 128) << "other tensors are where they were";
-  EXPECT_FALSE(batch->is_whole_in_slab());
+  EXPECT_EQ(batch->tensors().all()[1].const_data_ptr(), view_->slab(0) + 128) << "other tensors are where they were";
+  EXPECT_FALSE(batch->tensors().is_whole_in_slab());
 }
 
 TEST_F(BatchTest, BoolsThatAreWidenedToOtherBytesAreTrue) {
@@ -339,14 +342,14 @@ TEST_F(BatchTest, BoolsThatAreWidenedToOtherBytesAreTrue) {
             .value();
       };
       const auto checked = read();
-      ASSERT_TRUE(checked->check_narrow());
-      EXPECT_EQ(checked->try_keep_narrow(), !is_odd) << "a device widens nothing else";
+      ASSERT_TRUE(checked->tensors().check_narrow());
+      EXPECT_EQ(checked->tensors().try_keep_narrow(), !is_odd) << "a device widens nothing else";
       const auto batch = read();
       BatchMemory memory(1 << 24);
-      ASSERT_TRUE(batch->widen(memory));
+      ASSERT_TRUE(batch->tensors().widen(memory));
       auto expected = sample.widened();
       wire::make_bools(expected);
-      EXPECT_EQ(std::memcmp(batch->tensors()[0].const_data_ptr(), expected.data(), expected.size()), 0);
+      EXPECT_EQ(std::memcmp(batch->tensors().all()[0].const_data_ptr(), expected.data(), expected.size()), 0);
     }
   }
 }
@@ -360,11 +363,11 @@ TEST_F(BatchTest, BytesThatDoNotBelongToTheirTensorAreAnError) {
   auto batch = read_from_parts(wire::make_record({entry}, nest.view()));
   ASSERT_TRUE(batch) << batch.error().message;
   BatchMemory memory(1 << 24);
-  const auto widened = batch.value()->widen(memory);
+  const auto widened = batch.value()->tensors().widen(memory);
   ASSERT_FALSE(widened);
   EXPECT_EQ(widened.error().code, Errc::kMalformed);
   EXPECT_EQ(memory.largest_bytes(), 0u) << "a claim counts as little as a batch";
-  const auto checked = batch.value()->check_narrow();
+  const auto checked = batch.value()->tensors().check_narrow();
   ASSERT_FALSE(checked);
   EXPECT_EQ(checked.error(), widened.error());
 }

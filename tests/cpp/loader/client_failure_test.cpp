@@ -98,7 +98,7 @@ TEST_F(ClientFailureTest, AWorkerThatIsKilledInItsDatasetIsLost) {
 TEST_F(ClientFailureTest, BatchesOfTheWorkersThatLiveStayGoodAfterTheLoss) {
   start({.worker_count = 2, .prefetch_factor = 1});
   begin_epoch({{5}, {6}, {7}, {test::kDie}});
-  const auto tensors = next_batch()->tensors();
+  const auto tensors = next_batch()->tensors().all();
   stream(1);
   Event event = next();
   if (event.kind == Event::Kind::kBatch) event = next();  // the third may come before the news or never
@@ -174,7 +174,7 @@ TEST_F(ClientFailureTest, WorkersEndWhenTheirTrainerIsKilledEvenOneStuckInItsDat
 TEST_F(ClientFailureTest, AForkedChildThatDropsItsCopiesDoesNotReleaseTheParentsSlabs) {
   start({.worker_count = 1});
   begin_epoch(draw_batches(60));
-  auto held = next_batch()->tensors();
+  auto held = next_batch()->tensors().all();
   EXPECT_EQ(test::in_child([&]() -> std::string {
               held.clear();
               return "";
@@ -188,7 +188,7 @@ TEST_F(ClientFailureTest, WhatAForkedChildHoldsStaysAsItWasWhenTheParentDropsItA
   start({.worker_count = 2});
   begin_epoch(draw_batches(120));
   std::vector<std::vector<at::Tensor>> held;
-  for (int count = 0; count < 4; ++count) held.push_back(next_batch()->tensors());
+  for (int count = 0; count < 4; ++count) held.push_back(next_batch()->tensors().all());
   client_->retire_held();
   test::Gate streamed;
   test::ChildProcess child([&]() -> std::string {
@@ -209,7 +209,7 @@ TEST_F(ClientFailureTest, ForkingAgainAndAgainWithHeldBatchesNeverStallsTheStrea
   begin_epoch(draw_batches(100));
   std::vector<std::vector<at::Tensor>> held;
   for (uint64_t sequence = 0; sequence < 100; ++sequence) {
-    held.push_back(next_batch()->tensors());
+    held.push_back(next_batch()->tensors().all());
     if (sequence % 5 == 4) client_->retire_held();
   }
   for (size_t sequence = 0; sequence < held.size(); ++sequence) expect_right(held[sequence], sequence);

@@ -26,7 +26,7 @@ class ClientTest : public StreamTest {
       }
       EXPECT_EQ(event.kind, Event::Kind::kBatch) << event.message();
       if (HasFailure()) break;
-      sequences.push_back(event.batch->facts().sequence);
+      sequences.push_back(event.batch->record().facts().sequence);
       expect_right(*event.batch);
     }
     return {sequences, ended_workers};
@@ -67,7 +67,7 @@ TEST_F(ClientTest, EpochsThatWereLeftHalfwayLeaveNothingBehind) {
     for (int count = 0; count < consumed_count; ++count) {
       const auto batch = next_batch();
       ASSERT_NE(batch, nullptr);
-      EXPECT_EQ(batch->facts().sequence, static_cast<uint64_t>(count));
+      EXPECT_EQ(batch->record().facts().sequence, static_cast<uint64_t>(count));
       expect_right(*batch);
       if (HasFatalFailure()) return;
     }
@@ -80,7 +80,7 @@ TEST_F(ClientTest, AUserWhoKeepsEveryBatchHasThemAllAndTheStreamGoesOn) {
   start({.worker_count = 2});
   begin_epoch(draw_batches(150));
   std::vector<std::vector<at::Tensor>> kept;
-  for (int count = 0; count < 150; ++count) kept.push_back(next_batch()->tensors());
+  for (int count = 0; count < 150; ++count) kept.push_back(next_batch()->tensors().all());
   EXPECT_EQ(next().kind, Event::Kind::kEnd);
   for (size_t sequence = 0; sequence < kept.size(); ++sequence) expect_right(kept[sequence], sequence);
   EXPECT_GE(client_->counters().copied_batches.value(), 140u) << "each arena has two slabs to spare";
@@ -97,7 +97,7 @@ TEST_F(ClientTest, AUserWhoDropsEveryBatchHasNoneCopied) {
 TEST_F(ClientTest, TensorsOutliveTheirBatchAndTheirClient) {
   start({.worker_count = 1});
   begin_epoch(draw_batches(3));
-  std::vector<at::Tensor> tensors = next_batch()->tensors();
+  std::vector<at::Tensor> tensors = next_batch()->tensors().all();
   client_->stop();
   expect_right(tensors, 0);
   client_.reset();
@@ -109,7 +109,7 @@ TEST_F(ClientTest, EveryTensorHasAStorageOfExactlyItsBytesThatCannotGrow) {
   begin_epoch(draw_batches(10));
   for (int count = 0; count < 10; ++count) {
     const auto batch = next_batch();
-    for (const at::Tensor& tensor : batch->tensors()) {
+    for (const at::Tensor& tensor : batch->tensors().all()) {
       EXPECT_EQ(tensor.storage().nbytes(), static_cast<size_t>(tensor.numel()) * tensor.element_size());
       EXPECT_FALSE(tensor.storage().resizable());
       EXPECT_EQ(tensor.storage_offset(), 0);
@@ -130,7 +130,7 @@ TEST_F(ClientTest, LargeBatchesThatTheUserKeepsStayAsTheyAre) {
   start({.worker_count = 1});
   begin_epoch(std::vector<Indices>(12, Indices{test::kLarge + 3, 4}));
   std::vector<std::vector<at::Tensor>> kept;
-  for (int count = 0; count < 12; ++count) kept.push_back(next_batch()->tensors());
+  for (int count = 0; count < 12; ++count) kept.push_back(next_batch()->tensors().all());
   for (size_t sequence = 0; sequence < kept.size(); ++sequence) expect_right(kept[sequence], sequence);
 }
 
@@ -146,7 +146,7 @@ TEST_F(ClientTest, TheNestSaysWhereTheTensorsSit) {
   start({.worker_count = 1});
   begin_epoch({{1, 2}});
   const auto batch = next_batch();
-  wire::NestReader nest(batch->frame().nest);
+  wire::NestReader nest(batch->record().frame().nest);
   const auto tuple = nest.next().value();
   EXPECT_EQ(tuple.tag, wire::NestTag::kTuple);
   ASSERT_EQ(tuple.count, 4u);
@@ -157,9 +157,9 @@ TEST_F(ClientTest, TheNestSaysWhereTheTensorsSit) {
 TEST_F(ClientTest, ABatchThatRaisesIsMarkedAndTheNextOnesCome) {
   start({.worker_count = 1});
   begin_epoch({{1}, {test::kRaise}, {2}});
-  EXPECT_FALSE(next_batch()->raises());
-  EXPECT_TRUE(next_batch()->raises());
-  EXPECT_FALSE(next_batch()->raises());
+  EXPECT_FALSE(next_batch()->record().raises());
+  EXPECT_TRUE(next_batch()->record().raises());
+  EXPECT_FALSE(next_batch()->record().raises());
   EXPECT_EQ(next().kind, Event::Kind::kEnd);
 }
 
@@ -213,7 +213,7 @@ TEST_F(ClientTest, AResumedEpochIsNumberedFromWhereItWas) {
   for (uint64_t sequence = 5; sequence < 8; ++sequence) {
     const Event event = next();
     ASSERT_EQ(event.kind, Event::Kind::kBatch) << event.message();
-    EXPECT_EQ(event.batch->facts().sequence, sequence);
+    EXPECT_EQ(event.batch->record().facts().sequence, sequence);
     EXPECT_EQ(event.shard_id, sequence % 2);
     EXPECT_EQ(event.worker_id, sequence % 2);
   }

@@ -26,12 +26,12 @@ class CopyStageTest : public testing::Test {
   void begin(Batch& batch) {
     const auto begun = stage_->begin(batch);
     ASSERT_TRUE(begun) << begun.error().message;
-    EXPECT_EQ(batch.lease(), nullptr) << "the stage has the lease from now on";
+    EXPECT_EQ(batch.tensors().lease(), nullptr) << "the stage has the lease from now on";
   }
   // What the trainer's current stream sees in the batch's tensors, without the host waiting for the copy.
   void expect_on_current(Batch& batch, int64_t value) {
     ASSERT_TRUE(stage_->finish(batch));
-    gpu_.run_on_current([tensors = batch.tensors(), value] {
+    gpu_.run_on_current([tensors = batch.tensors().all(), value] {
       for (const at::Tensor& tensor : tensors) EXPECT_TRUE(is_all(tensor, value));
     });
   }
@@ -45,14 +45,14 @@ class CopyStageTest : public testing::Test {
   }
   std::unique_ptr<Batch> make_checked(std::span<const wire::NarrowSample> samples) {
     auto batch = batches_.make_narrow(samples);
-    EXPECT_TRUE(batch->check_narrow());
-    EXPECT_TRUE(batch->try_keep_narrow());
+    EXPECT_TRUE(batch->tensors().check_narrow());
+    EXPECT_TRUE(batch->tensors().try_keep_narrow());
     return batch;
   }
   void expect_widened_on_current(Batch& batch, const std::vector<wire::NarrowSample>& samples) {
-    EXPECT_TRUE(batch.was_widened_on_device());
+    EXPECT_TRUE(batch.tensors().was_widened_on_device());
     ASSERT_TRUE(stage_->finish(batch));
-    gpu_.run_on_current([tensors = batch.tensors(), samples] {
+    gpu_.run_on_current([tensors = batch.tensors().all(), samples] {
       for (size_t index = 0; index < samples.size(); ++index)
         EXPECT_TRUE(has_bytes(tensors[index], samples[index].widened())) << index;
     });
@@ -194,7 +194,7 @@ TEST_F(CopyStageTest, AFullDeviceLeavesTheBatchForAnotherAttempt) {
   EXPECT_NE(begun.error().message.find("allocating memory on fake:0 for a batch of 24000 bytes failed"),
             std::string::npos)
       << begun.error().message;
-  EXPECT_NE(batch->lease(), nullptr);
+  EXPECT_NE(batch->tensors().lease(), nullptr);
   EXPECT_EQ(gpu_.used_bytes(), 0u);
   EXPECT_EQ(stage_->reclaim(), 0u);
   gpu_.set_memory_bytes(3 * 8000);
@@ -214,7 +214,7 @@ TEST_F(CopyStageTest, AStageThatGoesAwayWaitsForItsCopies) {
   stage_.reset();
   EXPECT_EQ(batches_.free_count(), 3u);
   EXPECT_TRUE(gpu_.registered().empty());
-  EXPECT_TRUE(is_all(batch->tensors().at(0), 5));
+  EXPECT_TRUE(is_all(batch->tensors().all().at(0), 5));
 }
 
 TEST_F(CopyStageTest, WhatTheTrainerIsGivenIsKeptForItsStream) {
@@ -237,9 +237,9 @@ TEST_F(CopyStageTest, ALeafThatStayedWithItsWorkerTakesNoMemoryOnTheDevice) {
   begin(*batch);
   ASSERT_TRUE(stage_->finish(*batch));
   EXPECT_EQ(gpu_.handed_over_count(), 1u);
-  EXPECT_TRUE(batch->tensors()[0].is_meta());
-  EXPECT_EQ(batch->tensors()[0].numel(), 1 << 20);
-  gpu_.run_on_current([tensor = batch->tensors()[1]] { EXPECT_TRUE(is_all(tensor, 7)); });
+  EXPECT_TRUE(batch->tensors().all()[0].is_meta());
+  EXPECT_EQ(batch->tensors().all()[0].numel(), 1 << 20);
+  gpu_.run_on_current([tensor = batch->tensors().all()[1]] { EXPECT_TRUE(is_all(tensor, 7)); });
   gpu_.wait_until_idle();
 }
 
@@ -307,7 +307,7 @@ TEST_F(CopyStageTest, WhatCameNarrowIsWidenedOnTheDevice) {
     begin(*batch);
     EXPECT_EQ(batches_.free_count(), 2u);
     for (size_t index = 0; index < samples.size(); ++index) {
-      const at::Tensor& tensor = batch->tensors()[index];
+      const at::Tensor& tensor = batch->tensors().all()[index];
       EXPECT_EQ(tensor.sizes(), at::IntArrayRef(samples[index].entry.shape));
       EXPECT_EQ(static_cast<wire::DTypeCode>(tensor.scalar_type()), samples[index].entry.dtype);
     }
@@ -317,7 +317,7 @@ TEST_F(CopyStageTest, WhatCameNarrowIsWidenedOnTheDevice) {
     EXPECT_EQ(stage_->reclaim(), 0u);
     EXPECT_EQ(batches_.free_count(), 3u);
     uint64_t wide_bytes = 0;
-    for (const auto& tensor : batch->tensors()) wide_bytes += tensor.storage().nbytes();
+    for (const auto& tensor : batch->tensors().all()) wide_bytes += tensor.storage().nbytes();
     EXPECT_EQ(gpu_.used_bytes(), wide_bytes) << "nothing else is left on the device";
   }
   EXPECT_EQ(gpu_.widened_count(), 600u);
@@ -364,9 +364,10 @@ TEST_F(CopyStageTest, AFullDeviceLeavesANarrowBatchForAnotherAttempt) {
     const auto begun = stage_->begin(*batch);
     ASSERT_FALSE(begun);
     EXPECT_EQ(begun.error().code, Errc::kNoMemory);
-    const std::string sizes = "for a batch of " + std::to_string(batch->bytes() + wide_bytes) + " bytes failed";
+    const std::string sizes =
+        "for a batch of " + std::to_string(batch->record().bytes() + wide_bytes) + " bytes failed";
     EXPECT_NE(begun.error().message.find(sizes), std::string::npos) << begun.error().message;
-    EXPECT_NE(batch->lease(), nullptr);
+    EXPECT_NE(batch->tensors().lease(), nullptr);
     EXPECT_EQ(gpu_.used_bytes(), 0u) << "a batch that waits holds nothing of the device";
   }
   gpu_.set_memory_bytes(needed_bytes);
@@ -380,9 +381,9 @@ TEST_F(CopyStageTest, ANarrowBatchForALostDeviceCanBeReadOnTheHost) {
   const auto samples = draw_samples();
   auto batch = make_checked(samples);
   EXPECT_FALSE(stage_->begin(*batch));
-  EXPECT_FALSE(batch->was_widened_on_device());
+  EXPECT_FALSE(batch->tensors().was_widened_on_device());
   for (size_t index = 0; index < samples.size(); ++index)
-    EXPECT_TRUE(has_bytes(batch->tensors()[index], samples[index].widened()));
+    EXPECT_TRUE(has_bytes(batch->tensors().all()[index], samples[index].widened()));
 }
 
 TEST_F(CopyStageTest, ANarrowBatchThatCameThroughTheSocketIsKeptUntilItsCopyIsOver) {
@@ -392,8 +393,8 @@ TEST_F(CopyStageTest, ANarrowBatchThatCameThroughTheSocketIsKeptUntilItsCopyIsOv
   auto payload = sample.narrow;
   payload.resize(align_up(payload.size(), wire::kPayloadAlignment));
   auto batch = Batch::from_parts({}, record, payload, /*allow_pickle=*/false).value();
-  ASSERT_TRUE(batch->check_narrow());
-  ASSERT_TRUE(batch->try_keep_narrow());
+  ASSERT_TRUE(batch->tensors().check_narrow());
+  ASSERT_TRUE(batch->tensors().try_keep_narrow());
   begin(*batch);
   expect_widened_on_current(*batch, {sample});
   batch.reset();
@@ -408,13 +409,13 @@ TEST_F(CopyStageTest, WithoutKernelsBatchesAreWidenedBeforeTheyCome) {
   const auto samples = draw_samples();
   auto batch = batches_.make_narrow(samples);
   BatchMemory memory(1 << 20);
-  ASSERT_TRUE(batch->widen(memory));
+  ASSERT_TRUE(batch->tensors().widen(memory));
   begin(*batch);
-  EXPECT_FALSE(batch->was_widened_on_device());
+  EXPECT_FALSE(batch->tensors().was_widened_on_device());
   ASSERT_TRUE(stage_->finish(*batch));
   gpu_.wait_until_idle();
   for (size_t index = 0; index < samples.size(); ++index)
-    EXPECT_TRUE(has_bytes(batch->tensors()[index], samples[index].widened()));
+    EXPECT_TRUE(has_bytes(batch->tensors().all()[index], samples[index].widened()));
   EXPECT_EQ(gpu_.widened_count(), 0u);
 }
 
@@ -425,17 +426,17 @@ TEST_F(CopyStageTest, EveryLayoutArrivesToTheBit) {
     for (size_t place = 0; place < payload.size(); ++place) payload[place] = static_cast<std::byte>(place * 7 + 3);
     auto batch = Batch::from_parts({}, record, payload, /*allow_pickle=*/true).value();
     std::vector<FileDescriptor> files;
-    for (uint32_t count = 0; count < batch->frame().shared_file_count(); ++count)
+    for (uint32_t count = 0; count < batch->record().frame().shared_file_count(); ++count)
       files.emplace_back(::dup(worker::file_of(shared)));
-    ASSERT_TRUE(batch->set_shared_files(std::move(files)));
-    ASSERT_TRUE(batch->map_for_copy());
-    const std::vector<at::Tensor> hosts = batch->tensors();
+    ASSERT_TRUE(batch->tensors().set_shared_files(std::move(files)));
+    ASSERT_TRUE(batch->tensors().map_for_copy());
+    const std::vector<at::Tensor> hosts = batch->tensors().all();
     if (hosts.empty()) continue;
     begin(*batch);
     ASSERT_TRUE(stage_->finish(*batch));
     gpu_.wait_until_idle();
     for (size_t index = 0; index < hosts.size(); ++index) {
-      const at::Tensor& copied = batch->tensors()[index];
+      const at::Tensor& copied = batch->tensors().all()[index];
       EXPECT_EQ(copied.scalar_type(), hosts[index].scalar_type());
       EXPECT_EQ(copied.sizes(), hosts[index].sizes());
       EXPECT_EQ(copied.strides(), hosts[index].strides());
@@ -476,17 +477,17 @@ TEST_F(AheadStageTest, NothingIsCopiedThatNobodyWishesFor) {
   wish({7});
   batch = staged(2);
   EXPECT_EQ(batch->ahead(), nullptr) << "the batch has no such leaf";
-  EXPECT_NE(batch->lease(), nullptr);
+  EXPECT_NE(batch->tensors().lease(), nullptr);
 }
 
 TEST_F(AheadStageTest, ATensorStaysOnTheHostAndItsCopyIsGivenOnce) {
   wish({0});
   auto batch = staged(3);
   ASSERT_NE(batch->ahead(), nullptr);
-  EXPECT_TRUE(is_all(batch->tensors().at(0), 3));
+  EXPECT_TRUE(is_all(batch->tensors().all().at(0), 3));
   const auto copy = batch->ahead()->take(0);
   ASSERT_TRUE(copy);
-  EXPECT_NE(copy->data_ptr(), batch->tensors().at(0).data_ptr());
+  EXPECT_NE(copy->data_ptr(), batch->tensors().all().at(0).data_ptr());
   EXPECT_TRUE(is_all(*copy, 3)) << "take() waits until the source is read";
   EXPECT_FALSE(batch->ahead()->take(0));
   EXPECT_FALSE(batch->ahead()->take(1)) << "nobody wished for it";
@@ -509,13 +510,13 @@ TEST_F(AheadStageTest, ABatchCanStillBeCopiedOutOfItsSlab) {
   wish({0});
   gpu_.hold();
   auto batch = staged(8);
-  batch->copy_out();
+  batch->tensors().copy_out();
   EXPECT_EQ(batches_.free_count(), 2u) << "the device still reads it";
   gpu_.let_go();
   gpu_.wait_until_idle();
   EXPECT_EQ(stage_->reclaim(), 0u);
   EXPECT_EQ(batches_.free_count(), 3u);
-  EXPECT_TRUE(is_all(batch->tensors().at(0), 8));
+  EXPECT_TRUE(is_all(batch->tensors().all().at(0), 8));
   EXPECT_TRUE(is_all(*batch->ahead()->take(0), 8));
 }
 
@@ -524,7 +525,7 @@ TEST_F(AheadStageTest, WithoutMemoryOnTheDeviceTheBatchGoesOnWithoutACopy) {
   gpu_.set_memory_bytes(100);
   auto batch = staged(5);
   EXPECT_EQ(batch->ahead(), nullptr);
-  EXPECT_TRUE(is_all(batch->tensors().at(0), 5));
+  EXPECT_TRUE(is_all(batch->tensors().all().at(0), 5));
   gpu_.set_memory_bytes(1 << 20);
   EXPECT_NE(staged(6)->ahead(), nullptr);
 }
@@ -536,7 +537,7 @@ TEST_F(AheadStageTest, ADeviceThatIsLostLeavesTheBatchesOnTheHost) {
   EXPECT_FALSE(before->ahead()->take(0));
   auto batch = staged(7);
   EXPECT_EQ(batch->ahead(), nullptr);
-  EXPECT_TRUE(is_all(batch->tensors().at(0), 7));
+  EXPECT_TRUE(is_all(batch->tensors().all().at(0), 7));
 }
 
 TEST_F(AheadStageTest, ADeviceThatCannotBeOpenedIsAskedForOnce) {

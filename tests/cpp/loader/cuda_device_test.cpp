@@ -77,7 +77,7 @@ TEST_F(CudaStreamTest, BatchesArriveOnTheDeviceEqualToTheHosts) {
   start({.worker_count = 2, .device = kFirst});
   begin_epoch(draw_batches(200));
   for (uint64_t sequence = 0; sequence < 200 && !HasFatalFailure(); ++sequence) {
-    expect_right_on_device(next_batch()->tensors(), sequence);
+    expect_right_on_device(next_batch()->tensors().all(), sequence);
   }
 }
 
@@ -86,7 +86,7 @@ TEST_F(CudaStreamTest, LargeBatchesArriveOnTheDeviceAndTheirArenasAreGivenUp) {
   start({.worker_count = 1, .device = kFirst});
   begin_epoch(std::vector<Indices>(50, Indices{test::kLarge, 1}));
   for (uint64_t sequence = 0; sequence < 50 && !HasFatalFailure(); ++sequence) {
-    expect_right_on_device(next_batch()->tensors(), sequence);
+    expect_right_on_device(next_batch()->tensors().all(), sequence);
   }
 }
 
@@ -95,7 +95,7 @@ TEST_F(CudaStreamTest, AUserWhoKeepsEveryBatchOnTheDeviceHasThemAll) {
   start({.worker_count = 2, .device = kFirst});
   begin_epoch(draw_batches(100));
   std::vector<std::vector<at::Tensor>> kept;
-  for (int count = 0; count < 100; ++count) kept.push_back(next_batch()->tensors());
+  for (int count = 0; count < 100; ++count) kept.push_back(next_batch()->tensors().all());
   for (size_t sequence = 0; sequence < kept.size(); ++sequence) expect_right_on_device(kept[sequence], sequence);
 }
 
@@ -118,7 +118,7 @@ TEST_F(CudaStreamTest, BatchesArriveWhileAGraphIsCapturedInTheGlobalMode) {
       graph.capture_end();
     }
     graph.replay();
-    expect_right_on_device(next_batch()->tensors(), sequence);
+    expect_right_on_device(next_batch()->tensors().all(), sequence);
     EXPECT_TRUE(output.eq(4).all().item<bool>());
   }
 }
@@ -134,7 +134,7 @@ TEST_F(CudaStreamTest, ABatchIsTakenInsideACapture) {
       const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, 0));
       at::Tensor input = at::ones({16}, at::kCUDA);
       graph.capture_begin({0, 0}, cudaStreamCaptureModeGlobal);
-      tensors = next_batch()->tensors();
+      tensors = next_batch()->tensors().all();
       input = input.add(1);
       graph.capture_end();
     }
@@ -147,7 +147,7 @@ TEST_F(CudaStreamTest, ASmallBoundOfStagedBytesChangesNoBatch) {
   start({.worker_count = 3, .prefetch_factor = 4, .prefetch_bytes = 1, .device = kFirst});
   begin_epoch(draw_batches(100));
   for (uint64_t sequence = 0; sequence < 100 && !HasFatalFailure(); ++sequence) {
-    expect_right_on_device(next_batch()->tensors(), sequence);
+    expect_right_on_device(next_batch()->tensors().all(), sequence);
   }
 }
 
@@ -158,7 +158,7 @@ TEST_F(CudaStreamTest, EveryDeviceGetsItsOwnBatches) {
     epoch_ = 0;
     begin_epoch(draw_batches(30));
     for (uint64_t sequence = 0; sequence < 30 && !HasFatalFailure(); ++sequence) {
-      const auto tensors = next_batch()->tensors();
+      const auto tensors = next_batch()->tensors().all();
       EXPECT_EQ(tensors.front().device().index(), index);
       expect_right_on_device(tensors, sequence);
     }
@@ -171,7 +171,7 @@ TEST_F(CudaStreamTest, BatchesComeInPinnedMemoryWhenItIsAskedFor) {
   start({.worker_count = 2, .pin_memory = true});
   begin_epoch(draw_batches(50));
   for (uint64_t sequence = 0; sequence < 50 && !HasFatalFailure(); ++sequence) {
-    const auto tensors = next_batch()->tensors();
+    const auto tensors = next_batch()->tensors().all();
     for (const at::Tensor& tensor : tensors) EXPECT_TRUE(tensor.numel() == 0 || tensor.is_pinned());
     expect_right(tensors, sequence);
   }
@@ -188,7 +188,8 @@ TEST_F(CudaStreamTest, PinnedBatchesThatAreCopiedAndDroppedAreRightOnTheDevice) 
     for (int round = 0; round < 20; ++round) busy = busy.add(1);
     std::vector<at::Tensor> copies;
     const std::unique_ptr<Batch> batch = next_batch();
-    for (const at::Tensor& tensor : batch->tensors()) copies.push_back(tensor.to(at::kCUDA, /*non_blocking=*/true));
+    for (const at::Tensor& tensor : batch->tensors().all())
+      copies.push_back(tensor.to(at::kCUDA, /*non_blocking=*/true));
     on_device.push_back(std::move(copies));
   }
   for (uint64_t sequence = 0; sequence < 300 && !HasFatalFailure(); ++sequence)
@@ -200,7 +201,7 @@ TEST_F(CudaStreamTest, UserWhoKeepsEveryPinnedBatchHasThemAllPinned) {
   start({.worker_count = 2, .pin_memory = true});
   begin_epoch(draw_batches(100));
   std::vector<std::vector<at::Tensor>> kept;
-  for (int count = 0; count < 100; ++count) kept.push_back(next_batch()->tensors());
+  for (int count = 0; count < 100; ++count) kept.push_back(next_batch()->tensors().all());
   for (size_t sequence = 0; sequence < kept.size(); ++sequence) {
     for (const at::Tensor& tensor : kept[sequence]) EXPECT_TRUE(tensor.numel() == 0 || tensor.is_pinned());
     expect_right(kept[sequence], sequence);
@@ -251,7 +252,7 @@ TEST_F(CudaStageTest, PinnedSlabComesBackOnlyWhenTorchsCopyFromItIsOver) {
   for (int64_t round = 1; round <= 20; ++round) {
     auto batch = make_batch(round);
     ASSERT_TRUE(pin_stage.begin(*batch));
-    at::Tensor pinned = batch->tensors().at(0);
+    at::Tensor pinned = batch->tensors().all().at(0);
     batch.reset();
     EXPECT_TRUE(pinned.is_pinned());
     EXPECT_EQ(static_cast<const void*>(pinned.const_data_ptr()), view_->slab(0));
@@ -280,7 +281,7 @@ TEST_F(CudaStageTest, SlowCopyFromAPinnedSlabIsStillUnderWayWhenItsTensorDies) {
   ASSERT_TRUE(pin_stage.begin(*batch));
   at::Tensor busy = at::ones({1 << 28}, at::kCUDA);
   for (int count = 0; count < 200; ++count) busy = busy.add(1);
-  const at::Tensor copy = batch->tensors().at(0).to(at::kCUDA, /*non_blocking=*/true);
+  const at::Tensor copy = batch->tensors().all().at(0).to(at::kCUDA, /*non_blocking=*/true);
   batch.reset();
   EXPECT_EQ(pin_stage.reclaim(), 1u);
   EXPECT_EQ(arena_->try_acquire(), std::nullopt);
@@ -295,12 +296,12 @@ TEST_F(CudaStageTest, SlabThatACapturedGraphCopiesFromIsNeverWrittenAgain) {
   PinStage pin_stage(device::open_cuda_watched_memory(), std::nullopt);
   auto batch = make_batch(4);
   ASSERT_TRUE(pin_stage.begin(*batch));
-  const at::Tensor target = at::empty({kElementCount}, batch->tensors().at(0).options().device(at::kCUDA));
+  const at::Tensor target = at::empty({kElementCount}, batch->tensors().all().at(0).options().device(at::kCUDA));
   at::cuda::CUDAGraph graph;
   {
     const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, 0));
     graph.capture_begin();
-    target.copy_(batch->tensors().at(0), /*non_blocking=*/true);
+    target.copy_(batch->tensors().all().at(0), /*non_blocking=*/true);
     graph.capture_end();
   }
   batch.reset();
@@ -337,10 +338,10 @@ TEST_F(CudaStageTest, TheSlabComesBackOnlyWhenTheCopyIsOver) {
     auto batch = make_batch(round);
     const auto begun = stage_->begin(*batch);
     ASSERT_TRUE(begun) << begun.error().message;
-    EXPECT_EQ(batch->lease(), nullptr);
+    EXPECT_EQ(batch->tensors().lease(), nullptr);
     EXPECT_EQ(arena_->try_acquire(), std::nullopt) << "nobody has reclaimed yet";
     ASSERT_TRUE(stage_->finish(*batch));
-    const at::Tensor tensor = batch->tensors().at(0);
+    const at::Tensor tensor = batch->tensors().all().at(0);
     batch.reset();
     c10::cuda::getCurrentCUDAStream(0).synchronize();
     EXPECT_EQ(stage_->reclaim(), 0u);
@@ -356,7 +357,7 @@ TEST_F(CudaStageTest, TheCurrentStreamOfTheTrainerWaitsForTheCopy) {
     auto batch = make_batch(round);
     ASSERT_TRUE(stage_->begin(*batch));
     ASSERT_TRUE(stage_->finish(*batch));
-    const at::Tensor is_right = batch->tensors().at(0).eq(round).all();  // enqueued right behind the copy
+    const at::Tensor is_right = batch->tensors().all().at(0).eq(round).all();  // enqueued right behind the copy
     batch.reset();
     EXPECT_TRUE(is_right.item<bool>());
     stage_->reclaim();
@@ -423,15 +424,15 @@ class CudaWideningTest : public test::SeededTest {
     }
     const auto record = wire::make_record(entries, wire::nest_of_tensors(static_cast<uint32_t>(entries.size())));
     auto batch = Batch::from_parts({}, record, payload, /*allow_pickle=*/false).value();
-    ASSERT_TRUE(batch->check_narrow());
-    ASSERT_TRUE(batch->try_keep_narrow());
+    ASSERT_TRUE(batch->tensors().check_narrow());
+    ASSERT_TRUE(batch->tensors().try_keep_narrow());
     const auto begun = stage_->begin(*batch);
     ASSERT_TRUE(begun) << begun.error().message;
-    EXPECT_TRUE(batch->was_widened_on_device());
+    EXPECT_TRUE(batch->tensors().was_widened_on_device());
     ASSERT_TRUE(stage_->finish(*batch));
     c10::cuda::getCurrentCUDAStream(0).synchronize();
     for (size_t index = 0; index < samples.size(); ++index) {
-      const at::Tensor& tensor = batch->tensors()[index];
+      const at::Tensor& tensor = batch->tensors().all()[index];
       ASSERT_TRUE(tensor.is_cuda());
       EXPECT_EQ(tensor.sizes(), at::IntArrayRef(samples[index].entry.shape));
       const auto wide = samples[index].widened();

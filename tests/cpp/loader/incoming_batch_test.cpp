@@ -78,7 +78,7 @@ TEST_F(IncomingBatchTest, ElementsThatStridesRepeatAreAsManyAsABatchMayHaveWitho
   constexpr int64_t kMost = wire::kElementBytesMax / 4;
   const auto batch = receive({expanded(kMost)});
   ASSERT_TRUE(batch) << batch.error().message;
-  const at::Tensor tensor = batch.value()->tensors().at(0);
+  const at::Tensor tensor = batch.value()->tensors().all().at(0);
   EXPECT_EQ(tensor.numel(), kMost);
   EXPECT_EQ(tensor.storage().nbytes(), 4u);
   EXPECT_EQ(receive({expanded(kMost + 1)}).error().code, Errc::kTooLarge);
@@ -100,12 +100,12 @@ TEST_F(IncomingBatchTest, NarrowBytesThatWereCheckedAreThoseThatAreWidened) {
   IncomingBatch incoming(std::move(slab), record_begin + record.size());
   auto batch = incoming.finish({}, static_cast<uint32_t>(record.size()), /*allow_pickle=*/false);
   ASSERT_TRUE(batch) << batch.error().message;
-  ASSERT_TRUE(batch.value()->check_narrow());
+  ASSERT_TRUE(batch.value()->tensors().check_narrow());
   std::fill_n(lease->data(), record_begin, std::byte{0xff});
-  const auto widened = batch.value()->widen(memory_);
+  const auto widened = batch.value()->tensors().widen(memory_);
   ASSERT_TRUE(widened) << widened.error().message;
   const auto expected = sample.widened();
-  EXPECT_EQ(std::memcmp(batch.value()->tensors().at(0).const_data_ptr(), expected.data(), expected.size()), 0);
+  EXPECT_EQ(std::memcmp(batch.value()->tensors().all().at(0).const_data_ptr(), expected.data(), expected.size()), 0);
 }
 
 }  // namespace

@@ -144,8 +144,8 @@ class OddWorkerTest : public testing::Test {
   void expect_batch(uint64_t sequence) {
     const Event event = next();
     ASSERT_EQ(event.kind, Event::Kind::kBatch) << event.message();
-    EXPECT_EQ(event.batch->facts().sequence, sequence);
-    EXPECT_EQ(*event.batch->tensors().at(0).const_data_ptr<int64_t>(), static_cast<int64_t>(sequence));
+    EXPECT_EQ(event.batch->record().facts().sequence, sequence);
+    EXPECT_EQ(*event.batch->tensors().all().at(0).const_data_ptr<int64_t>(), static_cast<int64_t>(sequence));
   }
   static FromJob batch_in(uint32_t arena_id, bool is_new_arena = false) {
     return {.answer = AnswerKind::kBatch,
@@ -271,7 +271,7 @@ TEST_F(OddWorkerTest, InlineBatchHasItsPayloadAndThenItsRecord) {
   worker_->send_bytes(bytes());
   const Event event = next();
   ASSERT_EQ(event.kind, Event::Kind::kBatch) << event.message();
-  EXPECT_EQ(*event.batch->tensors().at(0).const_data_ptr<int64_t>(), 42);
+  EXPECT_EQ(*event.batch->tensors().all().at(0).const_data_ptr<int64_t>(), 42);
 }
 
 TEST_F(OddWorkerTest, AnArenaThatIsNotSealedIsAFailure) {
@@ -299,8 +299,8 @@ TEST_F(OddWorkerTest, FilesThatWerePassedGoToTheBatchesThatReferToThem) {
                 {&files[0], 1});
   worker_->send(worker_->write_record(1, wire::make_record({wire::shared_entry(0, 600)}, wire::nest_of_tensors(1))),
                 {&files[1], 1});
-  EXPECT_TRUE(next().batch->tensors().at(0).equal(first.slice(0, 0, 3)));
-  EXPECT_TRUE(next().batch->tensors().at(0).equal(second.slice(0, 150, 153)));
+  EXPECT_TRUE(next().batch->tensors().all().at(0).equal(first.slice(0, 0, 3)));
+  EXPECT_TRUE(next().batch->tensors().all().at(0).equal(second.slice(0, 150, 153)));
 }
 
 TEST_F(OddWorkerTest, ABatchInAFileThatIsTooShortIsAFailure) {
@@ -355,7 +355,7 @@ void expect_other_makes_all(ServedClient& served, const std::string& words) {
     served.other->send(served.other->write_batch(request.value().key.sequence));
     const Event event = served.next();
     ASSERT_EQ(event.kind, Event::Kind::kBatch) << event.message();
-    EXPECT_TRUE(made.insert(event.batch->facts().sequence).second);
+    EXPECT_TRUE(made.insert(event.batch->record().facts().sequence).second);
   }
 }
 
@@ -418,7 +418,7 @@ TEST_F(OddWorkerTest, AnswersOfAnEarlierEpochAreDroppedAndTheirSlabsGoBack) {
   worker_->send(fresh);
   const Event event = next();
   ASSERT_EQ(event.kind, Event::Kind::kBatch) << event.message();
-  EXPECT_EQ(event.batch->facts().epoch, 2u);
+  EXPECT_EQ(event.batch->record().facts().epoch, 2u);
   EXPECT_EQ(client_.counters().stale_batches.value(), 1u);
   EXPECT_EQ(worker_->arena().try_acquire(), 0u) << "the slab of the dropped batch";
 }
@@ -525,8 +525,8 @@ TEST(OddAnswers, AreABatchOrAFailure) {
     served.worker->channel().shut_down();
     const Event event = served.next();
     if (event.kind == Event::Kind::kBatch) {
-      EXPECT_EQ(event.batch->facts().sequence, 0u);
-      EXPECT_EQ(*event.batch->tensors().at(0).const_data_ptr<int64_t>(), 0);
+      EXPECT_EQ(event.batch->record().facts().sequence, 0u);
+      EXPECT_EQ(*event.batch->tensors().all().at(0).const_data_ptr<int64_t>(), 0);
     } else {
       EXPECT_TRUE(event.kind == Event::Kind::kFailed || event.kind == Event::Kind::kWorkerLost ||
                   event.kind == Event::Kind::kShardEnded)

@@ -73,11 +73,12 @@ class StageChainTest : public test::SeededTest {
   // As the trainer does: its stream sees the values of the batch.
   void take(Arrival arrival) {
     ASSERT_EQ(arrival.kind, Kind::kBatch);
-    ASSERT_FALSE(arrival.batch->remote_error()) << arrival.batch->remote_error()->text;
+    ASSERT_FALSE(arrival.batch->record().remote_error()) << arrival.batch->record().remote_error()->text;
     ASSERT_TRUE(chain_->finish(*arrival.batch));
-    gpu_.run_on_current([tensor = arrival.batch->tensors().at(0), value = static_cast<int64_t>(arrival.sequence)] {
-      EXPECT_TRUE(is_all(tensor, value)) << value;
-    });
+    gpu_.run_on_current(
+        [tensor = arrival.batch->tensors().all().at(0), value = static_cast<int64_t>(arrival.sequence)] {
+          EXPECT_TRUE(is_all(tensor, value)) << value;
+        });
   }
 
   using Sequences = std::vector<uint64_t>;
@@ -125,7 +126,7 @@ TEST_F(StageChainTest, WithoutStagesArrivalsAreInTheInboxAtOnce) {
   arrive(3);
   ASSERT_EQ(inbox_.arrival_count(), 1u);
   const Arrival arrival = *inbox_.try_pop();
-  EXPECT_NE(arrival.batch->lease(), nullptr);
+  EXPECT_NE(arrival.batch->tensors().lease(), nullptr);
   EXPECT_TRUE(chain_->finish(*arrival.batch));
 }
 
@@ -145,8 +146,8 @@ TEST_F(StageChainTest, NarrowBatchesAreWidenedByTheChainsThread) {
   tap->go_on();
   EXPECT_EQ(next().kind, Kind::kEnd);
   const Arrival arrival = next();
-  ASSERT_FALSE(arrival.batch->remote_error());
-  EXPECT_TRUE(has_bytes(arrival.batch->tensors().at(0), sample.widened()));
+  ASSERT_FALSE(arrival.batch->record().remote_error());
+  EXPECT_TRUE(has_bytes(arrival.batch->tensors().all().at(0), sample.widened()));
 }
 
 TEST_F(StageChainTest, NarrowBatchThatCannotBeWidenedIsAnErrorThatNamesItsWorker) {
@@ -161,9 +162,9 @@ TEST_F(StageChainTest, NarrowBatchThatCannotBeWidenedIsAnErrorThatNamesItsWorker
                   .narrow = NarrowArrival{.place = "worker 5 at tcp://a:1"},
                   .error = {}});
   const Arrival arrival = next();
-  EXPECT_EQ(arrival.batch->facts().sequence, 3u);
-  ASSERT_TRUE(arrival.batch->remote_error());
-  EXPECT_EQ(arrival.batch->remote_error()->worker, "worker 5 at tcp://a:1");
+  EXPECT_EQ(arrival.batch->record().facts().sequence, 3u);
+  ASSERT_TRUE(arrival.batch->record().remote_error());
+  EXPECT_EQ(arrival.batch->record().remote_error()->worker, "worker 5 at tcp://a:1");
 }
 
 TEST_F(StageChainTest, BatchesThatAreNotNarrowDoNotWaitForTheThreadThatWidensOthers) {
@@ -205,9 +206,9 @@ TEST_F(StageChainTest, TheBoundCountsNarrowBytesAndThoseThatTheyBecome) {
     sample.entry.bytes = 1008;
     for (uint64_t sequence = 0; sequence < 3; ++sequence) {
       auto batch = batches_.make_narrow({&sample, 1}, {.sequence = sequence, .epoch = 1});
-      ASSERT_TRUE(batch->check_narrow());
-      ASSERT_TRUE(batch->try_keep_narrow());
-      EXPECT_EQ(batch->bytes() + batch->wide_bytes(), kStagedBytes);
+      ASSERT_TRUE(batch->tensors().check_narrow());
+      ASSERT_TRUE(batch->tensors().try_keep_narrow());
+      EXPECT_EQ(batch->record().bytes() + batch->record().wide_bytes(), kStagedBytes);
       chain_->arrive({.epoch = 1, .sequence = sequence, .batch = std::move(batch), .error = {}});
     }
     const size_t staged_count = bound == 2 * kStagedBytes ? 2 : 1;
@@ -281,7 +282,7 @@ TEST_F(StageChainTest, WhatIsNoBatchWaitsForNoRoom) {
 TEST_F(StageChainTest, AnErrorInPlaceOfABatchGoesThroughAsItIs) {
   start(1);
   chain_->arrive({.epoch = 1, .batch = Batch::from_error({.epoch = 1}, {"KeyError", "why", {}}), .error = {}});
-  EXPECT_EQ(next().batch->remote_error()->text, "why");
+  EXPECT_EQ(next().batch->record().remote_error()->text, "why");
 }
 
 TEST_F(StageChainTest, BatchesOfAnEpochThatIsOverAreDroppedWhereTheyWait) {
@@ -324,11 +325,11 @@ TEST_F(StageChainTest, MemoryThatNeverComesIsAnErrorInPlaceOfTheBatchAlone) {
   chain_->await(1, 1);
   const Arrival failed = next();
   EXPECT_EQ(failed.sequence, 1u);
-  ASSERT_TRUE(failed.batch->remote_error());
-  EXPECT_EQ(failed.batch->remote_error()->type_name, "torch.OutOfMemoryError");
-  EXPECT_NE(failed.batch->remote_error()->text.find("8000 bytes hold batches that were copied ahead"),
+  ASSERT_TRUE(failed.batch->record().remote_error());
+  EXPECT_EQ(failed.batch->record().remote_error()->type_name, "torch.OutOfMemoryError");
+  EXPECT_NE(failed.batch->record().remote_error()->text.find("8000 bytes hold batches that were copied ahead"),
             std::string::npos)
-      << failed.batch->remote_error()->text;
+      << failed.batch->record().remote_error()->text;
   take(std::move(staged[0]));
   staged.clear();
   gpu_.wait_until_idle();
@@ -346,8 +347,8 @@ TEST_F(StageChainTest, ALostDeviceIsAnErrorInPlaceOfEachBatch) {
   for (uint64_t sequence = 1; sequence < 4; ++sequence) {
     const Arrival failed = next();
     EXPECT_EQ(failed.sequence, sequence);
-    ASSERT_TRUE(failed.batch->remote_error());
-    EXPECT_EQ(failed.batch->remote_error()->type_name, "RuntimeError");
+    ASSERT_TRUE(failed.batch->record().remote_error());
+    EXPECT_EQ(failed.batch->record().remote_error()->type_name, "RuntimeError");
   }
   EXPECT_FALSE(chain_->finish(*staged.front().batch));
 }

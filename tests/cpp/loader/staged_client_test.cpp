@@ -62,9 +62,10 @@ class StagedClientTest : public StreamTest {
   std::vector<uint64_t> finish_epoch_on_device() {
     std::vector<uint64_t> sequences;
     for (Event event = next(); event.kind == Event::Kind::kBatch && !HasFatalFailure(); event = next()) {
-      const uint64_t sequence = event.batch->facts().sequence;
+      const uint64_t sequence = event.batch->record().facts().sequence;
       sequences.push_back(sequence);
-      gpu_.run_on_current([this, tensors = event.batch->tensors(), sequence] { expect_right(tensors, sequence); });
+      gpu_.run_on_current(
+          [this, tensors = event.batch->tensors().all(), sequence] { expect_right(tensors, sequence); });
     }
     gpu_.wait_until_idle();
     return sequences;
@@ -110,7 +111,7 @@ TEST_F(StagedClientTest, AClientThatIsDroppedInMidEpochWaitsForItsCopiesAlone) {
   auto batch = next_batch();
   client_.reset();
   gpu_.let_go();
-  gpu_.run_on_current([this, tensors = batch->tensors()] { expect_right(tensors, 0); });
+  gpu_.run_on_current([this, tensors = batch->tensors().all()] { expect_right(tensors, 0); });
   gpu_.wait_until_idle();
   batch.reset();
 }
@@ -127,7 +128,7 @@ TEST_F(StagedClientTest, ADeviceThatIsLostInMidEpochIsAnErrorInPlaceOfEachBatchA
     if (event.kind == Event::Kind::kFailed) {  // a batch that was copied before
       submit();  // all that are outstanding may be such, and then nothing else is asked for
       ++error_count;
-    } else if (event.kind == Event::Kind::kBatch && event.batch->remote_error()) {
+    } else if (event.kind == Event::Kind::kBatch && event.batch->record().remote_error()) {
       ++error_count;
     }
   }

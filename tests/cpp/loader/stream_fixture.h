@@ -111,10 +111,10 @@ class StreamTest : public test::SeededTest {
 
   // Holds a batch against the one that its worker was asked for.
   void expect_right(Batch& batch) {
-    const auto& facts = batch.facts();
+    const auto& facts = batch.record().facts();
     ASSERT_EQ(facts.epoch, epoch_);
     ASSERT_LT(facts.sequence, batches_.size());
-    expect_right(batch.tensors(), facts.sequence);
+    expect_right(batch.tensors().all(), facts.sequence);
   }
   void expect_right(const std::vector<at::Tensor>& tensors, uint64_t sequence) {
     const auto expected = test::make_batch(epoch_, sequence, batches_[sequence], make_tensor_on_heap);
@@ -128,7 +128,7 @@ class StreamTest : public test::SeededTest {
   std::vector<uint64_t> finish_epoch() {
     std::vector<uint64_t> sequences;
     for (Event event = next(); event.kind == Event::Kind::kBatch && !HasFatalFailure(); event = next()) {
-      sequences.push_back(event.batch->facts().sequence);
+      sequences.push_back(event.batch->record().facts().sequence);
       expect_right(*event.batch);
     }
     return sequences;

@@ -74,7 +74,7 @@ class WholeStreamTest : public StreamTest {
     std::vector<uint64_t> sequences;
     Event event = take();
     for (; event.kind == Event::Kind::kBatch && !HasFatalFailure(); event = take()) {
-      sequences.push_back(event.batch->facts().sequence);
+      sequences.push_back(event.batch->record().facts().sequence);
       expect_right(*event.batch);
     }
     EXPECT_EQ(event.kind, Event::Kind::kEnd) << event.message();
@@ -167,7 +167,7 @@ TEST_F(WholeStreamTest, WhereAnyWorkerMayMakeABatchTheDeathOfOneCostsNothing) {
   for (;;) {
     const Event event = take();
     if (event.kind == Event::Kind::kBatch) {
-      sequences.push_back(event.batch->facts().sequence);
+      sequences.push_back(event.batch->record().facts().sequence);
       expect_right(*event.batch);
       // The worker that stalls answers, and never comes back.
       if (sequences.size() == 4) ::kill(worker_pids_[event.worker_id], SIGKILL);
@@ -188,7 +188,8 @@ TEST_F(WholeStreamTest, ABatchThatRaisesIsAnErrorInItsPlace) {
   start_stream({.worker_count = 2});
   begin_listed({{1}, {test::kRaise}, {2}});
   std::vector<bool> raises;
-  for (Event event = take(); event.kind == Event::Kind::kBatch; event = take()) raises.push_back(event.batch->raises());
+  for (Event event = take(); event.kind == Event::Kind::kBatch; event = take())
+    raises.push_back(event.batch->record().raises());
   EXPECT_EQ(raises, (std::vector<bool>{false, true, false}));
   EXPECT_EQ(stream_->progress()->answered_count(), 3u);
   EXPECT_EQ(stream_->progress()->yielded_count(), 2u);
@@ -218,7 +219,7 @@ TEST_F(WholeStreamTest, WhatWasLookedAtComesInItsPlaceAndNothingIsAskedForBefore
   }
   EXPECT_EQ(client_->undelivered_count(), 1u) << "four were asked for, and three of them are here";
   EXPECT_EQ(client_->counters().batches.value(), 0u);
-  for (size_t place = 0; place < 3; ++place) EXPECT_EQ(stream_->ahead()[place].batch->facts().sequence, place);
+  for (size_t place = 0; place < 3; ++place) EXPECT_EQ(stream_->ahead()[place].batch->record().facts().sequence, place);
   EXPECT_EQ(finish(), counting(20));
 }
 

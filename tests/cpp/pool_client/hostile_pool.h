@@ -160,8 +160,8 @@ class HostilePool : private net::PoolSockets {
         return;
       }
       if (event.kind != Event::Kind::kBatch) continue;
-      EXPECT_EQ(event.batch->facts().sequence, static_cast<uint64_t>(count++));
-      if (const auto& error = event.batch->remote_error()) {
+      EXPECT_EQ(event.batch->record().facts().sequence, static_cast<uint64_t>(count++));
+      if (const auto& error = event.batch->record().remote_error()) {
         EXPECT_TRUE(is_named(error->worker + " " + error->text)) << error->worker << ": " << error->text;
       } else {
         EXPECT_TRUE(is_right(*event.batch)) << "wrong data";
@@ -210,11 +210,11 @@ class HostilePool : private net::PoolSockets {
   }
 
   static bool is_right(loader::Batch& batch) {
-    const auto& tensors = batch.tensors();
+    const auto& tensors = batch.tensors().all();
     if (tensors.size() != 1 || static_cast<uint64_t>(tensors[0].numel()) != kBatchBytes) return false;
     const auto* data = tensors[0].const_data_ptr<uint8_t>();
     for (uint64_t place = 0; place < kBatchBytes; ++place)
-      if (data[place] != static_cast<uint8_t>(batch.facts().sequence + place % 256)) return false;
+      if (data[place] != static_cast<uint8_t>(batch.record().facts().sequence + place % 256)) return false;
     return true;
   }
 

@@ -372,10 +372,10 @@ TEST(HostileWorkers, AnotherLengthThanTheOneThatTheEpochIsReadByNamesBoth) {
   pool.begin({.size = 3, .by = "0000000000000006"});
   const auto batch = pool.first_batch();
   ASSERT_TRUE(batch);
-  ASSERT_TRUE(batch->remote_error());
-  EXPECT_NE(batch->remote_error()->worker.find(kHostileName), std::string::npos);
-  EXPECT_NE(batch->remote_error()->text.find("the dataset of worker 0000000000000006"), std::string::npos)
-      << batch->remote_error()->text;
+  ASSERT_TRUE(batch->record().remote_error());
+  EXPECT_NE(batch->record().remote_error()->worker.find(kHostileName), std::string::npos);
+  EXPECT_NE(batch->record().remote_error()->text.find("the dataset of worker 0000000000000006"), std::string::npos)
+      << batch->record().remote_error()->text;
 }
 
 TEST(HostileWorkers, AnotherKindOfDatasetThanTheOneThatTheEpochIsReadByNamesBoth) {
@@ -394,9 +394,10 @@ TEST(HostileWorkers, AnotherKindOfDatasetThanTheOneThatTheEpochIsReadByNamesBoth
     pool.begin({.size = kinds.others, .by = "0000000000000006"});
     const auto batch = pool.first_batch();
     ASSERT_TRUE(batch);
-    ASSERT_TRUE(batch->remote_error());
-    EXPECT_NE(batch->remote_error()->worker.find(kHostileName), std::string::npos);
-    EXPECT_NE(batch->remote_error()->text.find(kinds.text), std::string::npos) << batch->remote_error()->text;
+    ASSERT_TRUE(batch->record().remote_error());
+    EXPECT_NE(batch->record().remote_error()->worker.find(kHostileName), std::string::npos);
+    EXPECT_NE(batch->record().remote_error()->text.find(kinds.text), std::string::npos)
+        << batch->record().remote_error()->text;
   }
 }
 

@@ -86,11 +86,11 @@ class PoolClientTest : public net::PoolSocketsTest {
   }
 
   static void expect_counting(loader::Batch& batch, uint64_t bytes) {
-    const auto& tensors = batch.tensors();
+    const auto& tensors = batch.tensors().all();
     ASSERT_EQ(tensors.size(), 1u);
     ASSERT_EQ(static_cast<uint64_t>(tensors[0].numel()), bytes);
     const auto* data = tensors[0].const_data_ptr<uint8_t>();
-    const uint64_t first = batch.facts().sequence;
+    const uint64_t first = batch.record().facts().sequence;
     const uint64_t period = std::min<uint64_t>(bytes, 256);
     for (uint64_t place = 0; place < period; ++place) ASSERT_EQ(data[place], static_cast<uint8_t>(first + place));
     ASSERT_EQ(std::memcmp(data, data + period, bytes - period), 0);
@@ -106,9 +106,9 @@ class PoolClientTest : public net::PoolSocketsTest {
         event = next();
       }
       ASSERT_EQ(event.kind, Event::Kind::kBatch) << event.message();
-      ASSERT_EQ(event.batch->facts().sequence, static_cast<uint64_t>(sequence));
+      ASSERT_EQ(event.batch->record().facts().sequence, static_cast<uint64_t>(sequence));
       expect_counting(*event.batch, batch_bytes);
-      EXPECT_FALSE(event.batch->state().empty());
+      EXPECT_FALSE(event.batch->record().state().empty());
       while (submitted_count < count && client_->has_room()) submit(submitted_count++);
     }
     EXPECT_EQ(next().kind, Event::Kind::kEnd);
@@ -181,8 +181,8 @@ TEST_F(PoolClientTest, BatchOfWhichProcessesOfAWorkerDieIsAnErrorThatSaysHowTheL
   expect_counting(*event.batch, 1000);
   event = next();
   ASSERT_EQ(event.kind, Event::Kind::kBatch) << event.message();
-  ASSERT_TRUE(event.batch->remote_error());
-  const std::string& text = event.batch->remote_error()->text;
+  ASSERT_TRUE(event.batch->record().remote_error());
+  const std::string& text = event.batch->record().remote_error()->text;
   EXPECT_EQ(text.find("3 workers in a row died while making batch 1 of epoch 1 (samples 1)"), 0u) << text;
   EXPECT_NE(text.find("(one of them at tcp://127.0.0.1:"), std::string::npos) << text;
   EXPECT_NE(text.find("; the last of them ended with exit code 3\\x1b[2J; check these samples"), std::string::npos)
@@ -211,8 +211,9 @@ TEST_F(PoolClientTest, DeathIsHeardOfThoughThePiecesOfAnAnswerBeforeItNeverCome)
   expect_counting(*event.batch, 1000);
   event = next();
   ASSERT_EQ(event.kind, Event::Kind::kBatch) << event.message();
-  ASSERT_TRUE(event.batch->remote_error());
-  EXPECT_EQ(event.batch->remote_error()->text.find("3 workers in a row died"), 0u) << event.batch->remote_error()->text;
+  ASSERT_TRUE(event.batch->record().remote_error());
+  EXPECT_EQ(event.batch->record().remote_error()->text.find("3 workers in a row died"), 0u)
+      << event.batch->record().remote_error()->text;
   EXPECT_EQ(death_count->load(), 3);
 }
 
@@ -238,8 +239,8 @@ TEST_F(PoolClientTest, BoolsOfAWorkerAreTrueOrFalseWhateverTheirBytes) {
   submit(0);
   const Event event = next();
   ASSERT_EQ(event.kind, Event::Kind::kBatch) << event.message();
-  ASSERT_FALSE(event.batch->remote_error()) << event.batch->remote_error()->text;
-  const auto* bytes = static_cast<const uint8_t*>(event.batch->tensors().at(0).const_data_ptr());
+  ASSERT_FALSE(event.batch->record().remote_error()) << event.batch->record().remote_error()->text;
+  const auto* bytes = static_cast<const uint8_t*>(event.batch->tensors().all().at(0).const_data_ptr());
   EXPECT_EQ(bytes[0], 0);
   EXPECT_EQ(std::count(bytes, bytes + 256, 1), 255);
 }
@@ -293,12 +294,14 @@ TEST_F(PoolClientTest, EndOfAShardIsNoAnswerWhereThereAreNoShards) {
   for (int sequence = 2; sequence < 4; ++sequence) {
     const Event event = next();
     ASSERT_EQ(event.kind, Event::Kind::kBatch) << event.message();
-    ASSERT_TRUE(event.batch->remote_error());
-    EXPECT_NE(event.batch->remote_error()->text.find("batch " + std::to_string(sequence) + " of epoch 1 was requested"),
+    ASSERT_TRUE(event.batch->record().remote_error());
+    EXPECT_NE(event.batch->record().remote_error()->text.find("batch " + std::to_string(sequence) +
+                                                              " of epoch 1 was requested"),
               std::string::npos)
-        << event.batch->remote_error()->text;
-    EXPECT_EQ(event.batch->remote_error()->text.find("penstock drain"), std::string::npos) << "it is in no pool";
-    EXPECT_NE(event.batch->remote_error()->worker.find("0000000000000005 at tcp://"), std::string::npos);
+        << event.batch->record().remote_error()->text;
+    EXPECT_EQ(event.batch->record().remote_error()->text.find("penstock drain"), std::string::npos)
+        << "it is in no pool";
+    EXPECT_NE(event.batch->record().remote_error()->worker.find("0000000000000005 at tcp://"), std::string::npos);
   }
   EXPECT_EQ(next().kind, Event::Kind::kEnd);
 }
@@ -312,15 +315,16 @@ TEST_F(PoolClientTest, RecallThatIsAnsweredWithAnEndIsAnErrorThatNamesTheWorker)
   content->request = {.sequence = 0, .epoch = 1};
   content->seeds = std::make_shared<const std::vector<std::byte>>();
   content->blobs = std::make_shared<const std::vector<wire::BlobId>>(1);
-  const loader::Batch::Origin origin{.request = content, .worker_id = 5};
+  const loader::BatchRecord::Origin origin{.request = content, .worker_id = 5};
   client_->recall(origin);
   const auto recalled = client_->recalled(origin, Clock::now() + kPatience);
   ASSERT_TRUE(recalled) << recalled.error().message;
-  ASSERT_TRUE(recalled.value()->remote_error());
-  EXPECT_NE(recalled.value()->remote_error()->text.find("the rest of batch 0 of epoch 1 was requested 3 times"),
-            std::string::npos)
-      << recalled.value()->remote_error()->text;
-  EXPECT_NE(recalled.value()->remote_error()->worker.find("0000000000000005"), std::string::npos);
+  ASSERT_TRUE(recalled.value()->record().remote_error());
+  EXPECT_NE(
+      recalled.value()->record().remote_error()->text.find("the rest of batch 0 of epoch 1 was requested 3 times"),
+      std::string::npos)
+      << recalled.value()->record().remote_error()->text;
+  EXPECT_NE(recalled.value()->record().remote_error()->worker.find("0000000000000005"), std::string::npos);
 }
 
 TEST_F(PoolClientTest, LaneThatStartsInTheMiddleSaysWhere) {

@@ -117,8 +117,8 @@ class StagedPoolTest : public net::PoolSocketsTest {
   void expect_stream(int count) {
     for (int sequence = 0; sequence < count; ++sequence) {
       const auto batch = next_batch();
-      ASSERT_FALSE(batch->remote_error()) << batch->remote_error()->text;
-      gpu_.run_on_current([tensors = batch->tensors(), sequence] {
+      ASSERT_FALSE(batch->record().remote_error()) << batch->record().remote_error()->text;
+      gpu_.run_on_current([tensors = batch->tensors().all(), sequence] {
         const auto samples = samples_of(static_cast<uint64_t>(sequence));
         ASSERT_EQ(tensors.size(), samples.size());
         for (size_t index = 0; index < samples.size(); ++index)
@@ -166,9 +166,9 @@ TEST_F(StagedPoolTest, DamagedBytesAreAnErrorAndReachNoDevice) {
     return make({sample});
   });
   const auto batch = next_batch();
-  ASSERT_TRUE(batch->remote_error());
-  EXPECT_NE(batch->remote_error()->text.find("it refers to a missing row"), std::string::npos)
-      << batch->remote_error()->text;
+  ASSERT_TRUE(batch->record().remote_error());
+  EXPECT_NE(batch->record().remote_error()->text.find("it refers to a missing row"), std::string::npos)
+      << batch->record().remote_error()->text;
   EXPECT_EQ(gpu_.widened_count(), 0u);
   EXPECT_EQ(gpu_.used_bytes(), 0u);
 }
@@ -178,8 +178,9 @@ TEST_F(StagedPoolTest, ADeviceThatIsLostIsAnErrorInThePlaceOfANarrowBatch) {
   expect_stream(2);
   gpu_.lose();
   const auto batch = next_batch();
-  ASSERT_TRUE(batch->remote_error());
-  EXPECT_NE(batch->remote_error()->text.find("fake:0"), std::string::npos) << batch->remote_error()->text;
+  ASSERT_TRUE(batch->record().remote_error());
+  EXPECT_NE(batch->record().remote_error()->text.find("fake:0"), std::string::npos)
+      << batch->record().remote_error()->text;
 }
 
 }  // namespace
