@@ -6,9 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from resumed_streams import COUNT, Backwards, Counted, Remembering, Shards, state_after
 from stream_oracle import error_of
-from torch.utils.data import BatchSampler
+from torch.utils.data import BatchSampler, RandomSampler
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from penstock import DataLoader, Ranks
@@ -43,6 +44,23 @@ def test_state_of_other_batch_sampler_is_rejected() -> None:
     error = error_of(lambda: make(4).load_state_dict(state))
     assert type(error) is ValueError
     assert "BatchSampler of 3 over Backwards" in str(error)
+
+
+def test_state_of_one_generator_is_rejected_by_two() -> None:
+    """A state has a generator once that the loader and its sampler share."""
+
+    def make(*generators: torch.Generator) -> Any:
+        data = Counted()
+        sampler = RandomSampler(data, generator=generators[-1])
+        return DataLoader(data, 4, sampler=sampler, generator=generators[0])
+
+    shared = make(torch.Generator()).state_dict()
+    assert [*shared["generators"]["own"]] == ["loader"]
+    make(torch.Generator()).load_state_dict(shared)
+    apart = make(torch.Generator(), torch.Generator())
+    assert [*apart.state_dict()["generators"]["own"]] == ["loader", "sampler"]
+    with pytest.raises(ValueError, match="a dictionary with 'sampler', whose generator is another"):
+        apart.load_state_dict(shared)
 
 
 def test_state_of_other_shard_count_is_rejected() -> None:

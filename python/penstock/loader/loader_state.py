@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 import numpy as np
@@ -37,6 +37,7 @@ from penstock.stream.progress import (
     PullsReplayed,
     ResumePoint,
     SamplerPlace,
+    own_generators,
     sampler_states,
 )
 from penstock.stream.shard_state import (
@@ -147,7 +148,7 @@ def _state_at(
                 state["shards"] = {"counts": counts, "last": None, "states": None, "before": before}
         return state
     if progress.start_as_json is None:
-        progress.start_as_json = _generators(options, progress.start)
+        progress.start_as_json = _generators(options, progress.start, progress.unused_globals)
     state.update(
         epoch=progress.epoch,
         base_seed=progress.base_seed,
@@ -273,11 +274,18 @@ def _state_of_last_iterator(options: LoaderOptions, progress: Progress | None) -
     return of_shard.get("iterator") if is_apart else None
 
 
-def _generators(options: LoaderOptions, snapshot: GeneratorSnapshot) -> dict[str, Any]:
-    """Return the generators that the stream is drawn from. Each rank has its own global ones."""
+def _generators(
+    options: LoaderOptions, snapshot: GeneratorSnapshot, unused: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return the generators that the stream is drawn from, each once, without the global ones that
+    are ``unused``. Each rank has its own global ones."""
     states = _snapshot_to_json(snapshot)
-    if options.shard_by_rank:
-        states["globals"] = dict.fromkeys(states["globals"])
+    names: dict[int, str] = {}
+    for name, generator in own_generators(options).items():
+        if names.setdefault(id(generator), name) != name:
+            states["own"].pop(name, None)
+    of_globals = states["globals"]
+    of_globals.update(dict.fromkeys(of_globals if options.shard_by_rank else unused))
     return states
 
 

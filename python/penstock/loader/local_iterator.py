@@ -192,6 +192,10 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         is_native = is_native and is_untouched(self._sampler_iter, self._index_sampler)
         self._recipe = recognise_sampler(self._index_sampler) if is_native else None
         if self._recipe is not None:
+            # Workers seed their own, and torch's samplers draw from torch's alone.
+            progress.unused_globals = ("random", "numpy")
+            if self._recipe.generator is not None and options.generator is not None:
+                progress.unused_globals = ("random", "numpy", "torch")
             self._sampler_iter = _DRAWN_NATIVELY
             if self._recipe.share is not None:  # the native side pulls this epoch
                 self._index_sampler.begin_at(0, 0)

@@ -283,6 +283,13 @@ def _check_generators(options: LoaderOptions, generators: Part) -> None:
         _check_of_numpy(of_globals["numpy"])
     generators["own"].dictionary()
     mine = own_generators(options)
+    known = {id(mine[name]) for name in generators["own"].value if name in mine}
+    for name, generator in mine.items():
+        if known and id(generator) not in known:  # one that several share is in a state once
+            generators["own"].expect(
+                f"a dictionary with {name!r}, whose generator is another than the ones of "
+                f"{', '.join(map(repr, generators['own'].value))}"
+            )
     for name in generators["own"].value:
         part = generators["own"][name]
         scratch = torch.Generator(device=mine[name].device) if name in mine else None

@@ -179,6 +179,7 @@ class Progress:
         self.number = 0  # number of the loader's epochs that started before this one
         self.start = start  # before any draws of iter()
         self.start_as_json: dict[str, Any] | None = None  # made on demand
+        self.unused_globals: tuple[str, ...] = ()  # global generators without draws
         self.is_replayed = is_replayed  # the global generators are restored after iter()
         self.draws_seed = draws_seed  # a base seed, which persistent workers keep from their first
         self.point = point
