@@ -68,6 +68,7 @@ from penstock.loader.rank_agreement import (
 )
 from penstock.loader.rank_states import part_of_rank
 from penstock.loader.repeated_batches import RepeatsFirst
+from penstock.loader.resharding import check_can_reshard, reshard
 from penstock.loader.skipped_samples import SkippedSample
 from penstock.loader.started_prefetch import StartedPrefetch, check_can_start
 from penstock.loader.stats import LoaderReport, LoaderStats, make_report
@@ -86,7 +87,7 @@ from penstock.loader.watched_steps import note_new_loader, watch_torch_iterator
 from penstock.pool.worker_spec import arena_bytes
 from penstock.program_line import warn
 from penstock.ranks.replica_group import ReplicaGroup, ranks_of
-from penstock.ranks.sharding import RankSharding, order_generator
+from penstock.ranks.sharding import JobRank, RankSharding, order_generator
 from penstock.stream.commits import BatchId
 from penstock.stream.shard_state import copied_state
 from penstock.tuning.worker_tuner import AutomaticCount, first_count
@@ -636,7 +637,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             self._end_persistent()  # they keep the dataset they were started with
         if options.shard_by_rank and not run.are_ranks_compared and is_group_leader(options):
             facts = facts_of_shards if options.reads_shards_of_rank else facts_of
-            compare_ranks(options, facts(options, run.epoch_start()))
+            compare_ranks(options, run, facts(options, run.epoch_start()))
             run.are_ranks_compared = True
         if options.replica_group is not None and run.replicas is None:
             check_replicable(options)
@@ -1060,6 +1061,72 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         ledger = self._run.ledger(options)
         if ledger is not None:
             ledger.load(copied_state(state_dict.get("commits")))
+
+    def reshard(
+        self,
+        rank: int | None = None,
+        world_size: int | None = None,
+        *,
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Continue as another rank, or with another number of ranks, from the next step on.
+
+        Call this between two steps, on each rank of the new size and after the same step. The
+        iterator in use continues: the ranks share the samples that no rank has been given, as ranks
+        of that size would that resume from the job's state. Its workers and its connection to a
+        pool stay; batches that they have made ahead are made again where another rank needs them.
+        The workers of an iterable dataset are restarted, because each has its shards. Between two
+        epochs the numbers apply to the next epoch.
+
+        A rank that joins is started with ``ranks=Ranks(rank, world_size)`` of the new size, loads
+        the state of any old rank with :meth:`load_state_dict`, and calls this method too. A rank
+        that leaves calls :meth:`close`. The ranks of the new size meet in the job's store, as for
+        their first batch, and either all of them change or none.
+
+        Args:
+            rank (int | None): New rank of this process. Default: None, with ``world_size=None``
+                the rank in the present process group, or the rank that torchrun has set.
+            world_size (int | None): New number of ranks. Default: None, as for ``rank``.
+            state (Mapping[str, Any] | None): State of the job to continue from, the same on all
+                ranks. In the middle of an epoch of an iterable dataset it is required, and is the
+                result of :func:`penstock.merge_states`. An earlier state repeats the steps after
+                it, for example a step in which a rank has died. Default: None, the present state.
+
+        Raises:
+            RankError: If the ranks call this with different sizes or after different steps, or one
+                of them does not call it within 10 minutes. The loader continues at its old size.
+            ValueError: If the numbers, or the batch size for them, are not possible, or ``state``
+                is of another loader or of one rank only.
+            UnsupportedError: Without ``ranks``, with a ``replica_group`` or ``in_order=False``, for
+                a map-style dataset with a state, for a sampler without one that is not torch's, and
+                between :meth:`start_prefetch` and ``iter()``.
+
+        See Also:
+            :func:`penstock.merge_states`, :meth:`state_dict`
+
+        Example::
+
+            for batch in loader:
+                ...
+                if group.has_changed():  # the program's own way to form a new process group
+                    group.form()
+                    loader.reshard(dist.get_rank(), dist.get_world_size())
+        """
+        self._check_open("reshard()")
+        drop_pool_if_unsendable(self)
+        options = LoaderOptions.of(self)
+        check_can_reshard(options)
+        if self._started is not None:
+            raise UnsupportedError(
+                "reshard() does not support a loader whose next epoch start_prefetch() has "
+                "started; call it before start_prefetch(), or after iter()"
+            )
+        if state is not None and not isinstance(state, Mapping):
+            raise TypeError(
+                f"state must be a dictionary that state_dict() or merge_states() returned, got "
+                f"{state!r}; leave it out to continue from the present state"
+            )
+        reshard(self, JobRank.of(rank, world_size), self.state_dict(), state)
 
     def _get_iterator(self) -> BaseIterator:
         options, run = LoaderOptions.of(self), self._run

@@ -132,6 +132,10 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
         self.iter_s = loading_s
         self._ledger.begin(loading_s)
 
+    def continue_resharded(self, loader: DataLoader[Any]) -> None:
+        """Continue where the loader's run resumes, with its present numbers of ranks."""
+        SingleProcessIter.__init__(self, loader)
+
     def release(self) -> None:
         """Ends the threads that fetch, and lets go of the dataset's iterator: its loader is closed,
         and no batch follows."""

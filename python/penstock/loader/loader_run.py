@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -27,6 +27,7 @@ from penstock.loader.step_times import WorkTimes
 from penstock.pool.job_pickle import PickleCache
 from penstock.pool.travelling_code import CodePacker
 from penstock.ranks.replica_group import ReplicaGroup
+from penstock.ranks.resizing import ResizePast
 from penstock.ranks.steps import StepAgreement
 from penstock.stream.batch_seeds import DrawWarning
 from penstock.stream.progress import GeneratorHolder, GeneratorSnapshot, Progress, sampler_states
@@ -95,6 +96,8 @@ class LoaderRun:
         self.draw_warning = DrawWarning()
         # Ranks.
         self.are_ranks_compared = False  # since a state was loaded
+        self.resize_folder: str | None = None  # where its ranks agreed on their number last
+        self.resize_past = ResizePast()
         self.step_agreement: StepAgreement | None = None  # once its ranks have agreed on steps
         self.replicas: ReplicaGroup | None = None  # once its ranks have met
         # Plans of offloaded models.
@@ -177,12 +180,7 @@ class LoaderRun:
 
     def epoch_start(self) -> dict[str, Any]:
         """Return the start of the next epoch, for a comparison with other ranks."""
-        state = self.loaded_state or {}
-        return {
-            "epoch": state.get("epoch", self.epoch_count),
-            "samples given before": state.get("samples", 0),
-            "steps taken before": (state.get("shards") or {}).get("step", 0),
-        }
+        return place_of({"epoch": self.epoch_count, **(self.loaded_state or {})})
 
     def note_iter(self, iterator: BaseIterator, loading_s: float) -> None:
         """Note that ``iter()`` returns ``iterator`` after ``loading_s``."""
@@ -279,6 +277,15 @@ class RunSnapshot:
         run.progress = self.progress
         run.epoch_count = self.epoch_count
         run.loaded_state = self.loaded_state
+
+
+def place_of(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the place in the stream that a loader's state has, for a comparison of ranks."""
+    return {
+        "epoch": state["epoch"],
+        "samples given before": state.get("samples", 0),
+        "steps taken before": (state.get("shards") or {}).get("step", 0),
+    }
 
 
 def run_of(loader: DataLoader[Any]) -> LoaderRun:

@@ -79,6 +79,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
     makes_batches = False  # in the trainer itself
     _workers_are_used = False  # they have made an epoch's batches
     _is_all_here = False  # whether no batch follows _ahead, if ranks agree on steps
+    _has_other_shards = False  # than the workers, each of which has the shards of its start
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         options, run = LoaderOptions.of(loader), run_of(loader)
@@ -176,12 +177,19 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         if self._is_seeded_by_batch:
             if not first_iter:  # as a new iterator would, so that streams are the same
                 self._base_seed = draw_seed(options.generator)
+                if progress.point is not None:
+                    self._base_seed = progress.point.base_seed
             self._seeds = EpochSeeds(
                 int(self._base_seed), run.next_epoch(), options.is_seeded_by_sample
             )
         else:
             epoch = 0 if first_iter else self._seeds.epoch + 1
             self._seeds = EpochSeeds(int(self._base_seed), epoch)
+        if self._has_other_shards:
+            self._has_other_shards = False
+            self._shard_count = options.shard_count
+            self._close_source()  # first: workers must be forked while no native thread runs
+            self._open_source(options, run)
         self._workers_are_used = True
         self.begin_delivery(run)
         if self._may_reorder:
@@ -206,6 +214,15 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         self._base_generator = options.generator
         self._steps = steps_of_job(options, run)
         self._begin_requests()
+
+    def continue_resharded(self, loader: DataLoader[Any]) -> None:
+        """Continue where the loader's run resumes, with its present numbers of ranks. Batches that
+        were requested and not delivered are dropped. The workers stay, except for those of an
+        iterable dataset."""
+        self._has_other_shards = self._dataset_kind == DatasetKind.Iterable
+        self._workers_are_used = self._workers_are_used and not self._has_other_shards
+        self._reset(loader)
+        self.own_options = LoaderOptions.of(loader).kept
 
     def _note_states_before(self, options: LoaderOptions, before: Progress) -> None:
         """Record the states before the epoch: the workers stay, with their datasets as the last

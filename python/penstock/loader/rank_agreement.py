@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import PurePath
 from typing import Any
@@ -28,7 +28,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from penstock._version import __version__
 from penstock.errors import UnsupportedError
-from penstock.loader.loader_run import LoaderRun
+from penstock.loader.loader_run import LoaderRun, place_of
 from penstock.loader.options import LoaderOptions
 from penstock.loader.variable_pool import AnnouncedPool
 from penstock.ranks.job_store import (
@@ -36,7 +36,7 @@ from penstock.ranks.job_store import (
     connection_of_threads,
     read_of_ranks,
     restart_prefix,
-    stores_of_job,
+    stores_of_ranks,
 )
 from penstock.ranks.sharding import JobRank
 from penstock.ranks.steps import CommonSteps, StepAgreement
@@ -46,19 +46,20 @@ _ROWS_MAX = 1_000  # of a tensor
 _NAME_PARTS = 2  # of a file's path, from its end: the class and the file
 
 
-def compare_ranks(options: LoaderOptions, facts: dict[str, Any]) -> None:
+def compare_ranks(options: LoaderOptions, run: LoaderRun, facts: dict[str, Any]) -> None:
     """Raise RankError if another rank's loader reads another order, or if a rank is missing.
 
     The n-th comparison of one rank is with the n-th of the others. Waits for them, for
     ``job_store.WAIT_S_MAX`` at most.
     """
     job = options.job_rank
-    stores = stores_of_job() if job.world_size > 1 else []
+    stores = stores_of_ranks(job.world_size) if job.world_size > 1 else []
     if not stores:
         return
-    prefix, store = restart_prefix(), stores[0]
+    prefix, store = _prefix_of(run), stores[0]
     number = store.add(f"{prefix}/comparisons of rank {job.rank}", 1)
-    store = dist.PrefixStore(f"{prefix}/{number}", store)  # type: ignore[attr-defined]
+    folder = run.resize_past.folder = f"{prefix}/{number}"
+    store = dist.PrefixStore(folder, store)  # type: ignore[attr-defined]
     store.set(str(job.rank), json.dumps(facts))
     keys = {rank: str(rank) for rank in range(job.world_size)}
     task = f"start an epoch of its loader with {options.sharding_words}"
@@ -144,14 +145,35 @@ def steps_of_job(options: LoaderOptions, run: LoaderRun) -> CommonSteps | None:
     if not options.reads_shards_of_rank or options.remainder != "drop" or options.world_size == 1:
         return None
     if run.step_agreement is None:
-        stores = stores_of_job()
+        stores = stores_of_ranks(options.job_rank.world_size)
         if not stores:
             return None
-        prefix, store = f"{restart_prefix()}/steps", stores[0]
+        prefix, store = f"{_prefix_of(run)}/steps", stores[0]
         number = store.add(f"{prefix}/loaders of rank {options.rank}", 1)
         connect = partial(connection_of_threads, store)
         run.step_agreement = StepAgreement(connect, options.job_rank, f"{prefix}/{number}")
     return CommonSteps(run.step_agreement)
+
+
+def _prefix_of(run: LoaderRun) -> str:
+    """Return the prefix of the ranks' keys. After a resize, ranks that joined have not counted the
+    meetings before it."""
+    return restart_prefix() if run.resize_folder is None else run.resize_folder
+
+
+def facts_of_resize(options: LoaderOptions, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts that ranks have to have in common at another size. ``options`` are for that
+    size; ``state`` is where the stream continues."""
+    facts = (facts_of_shards if options.reads_shards_of_rank else facts_of)(options, {})
+    # The generator may have been drawn from since the epoch's start.
+    del facts["generator state (SHA-256)"]
+    own = json.dumps(state["generators"]["own"], sort_keys=True)
+    return {
+        **facts,
+        **place_of(state),
+        "base seed": state["base_seed"],
+        "generator state (SHA-256)": hashlib.sha256(own.encode()).hexdigest()[:16],
+    }
 
 
 def _dataset_facts(options: LoaderOptions) -> dict[str, Any]:

@@ -25,6 +25,7 @@ import torch.distributed as dist
 from penstock import _C
 from penstock.errors import RankError
 from penstock.program_line import warn
+from penstock.ranks.sharding import JobRank
 
 WAIT_S_MAX = 600.0
 _WARN_AFTER_S = 30.0
@@ -44,6 +45,12 @@ def stores_of_job() -> list[Any]:
         return []
     stores = [_default_store(), _agent_store()]
     return [store for store in stores if store is not None]
+
+
+def stores_of_ranks(world_size: int) -> list[Any]:
+    """Return the stores in which ``world_size`` ranks can meet: none if they are more than the
+    processes that share the store, as the replicas of torchft are."""
+    return stores_of_job() if world_size <= JobRank.of(None, None).world_size else []
 
 
 def key_prefix() -> str:
@@ -131,6 +138,11 @@ def check_alike(
                     f"the loaders of {whose} differ: rank {my_rank} has {name} {my_fact!r} and "
                     f"rank {rank} has {name} {facts.get(name)!r}; {remedy}"
                 )
+
+
+def differing_fact(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:
+    """Return the name of the first fact of mine that another rank has differently, if any."""
+    return next((name for name, fact in mine.items() if theirs.get(name) != fact), None)
 
 
 def _default_store() -> Any:

@@ -166,12 +166,13 @@ class RankBatchSampler(Sampler[list[int]]):
         first_step, first_sample = self._first_step, self._first_sample
         left_out = first_sample - self._first_of_sampler
         self.begin_at(0, 0)
+        step_size = self.step_size  # a later resize() is for the next iteration
         share = self.share(first_step, first_sample)
         order = iter(self.sampler)
         next(itertools.islice(order, left_out, left_out), None)
         taken = first_sample
         for step in range(first_step, share.step_count):
-            samples = list(itertools.islice(order, self.step_size))
+            samples = list(itertools.islice(order, step_size))
             self.first_place = share.first_place(step)
             yield [samples[place - taken] for place in share.samples(step)]
             taken += len(samples)
@@ -204,6 +205,11 @@ class RankBatchSampler(Sampler[list[int]]):
         """
         self._first_step, self._first_sample = step, sample
         self._first_of_sampler = first_of_sampler
+
+    def resize(self, job: JobRank, step_size: int) -> None:
+        """Make the next iteration that of another rank, or of another number of ranks."""
+        self.rank, self.world_size = job
+        self.step_size = step_size
 
     @property
     def start(self) -> tuple[int, int]:
