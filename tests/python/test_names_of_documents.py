@@ -55,7 +55,6 @@ OUTSIDE: dict[str, str] = {
     "torch": """CUDA_LAUNCH_BLOCKING Join _data_queue _index_queues
         _worker_result_queue cuda pymp-*/sock-* torch._utils._rebuild_sparse_tensor
         torch::inductor::AOTIModelPackageLoader torch::nativert x.cuda""",
-    "torchft": "Manager should_commit",
     "an installed penstock": """lib/torch_2_15 penstock/lib/torch_2_15 penstock/lib/licences
         torch_2_15/penstock.pc""",
     "penstock, composed when it runs": "penstock/compute_s penstock/step_s penstock/wire_s",
