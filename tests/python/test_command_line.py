@@ -107,9 +107,9 @@ def call(
             "--svg '.' is a folder; name a file in a writable folder",
         ),
         (
-            ["explain", "--verbose", "--format", "json", "train.py"],
+            ["explain", "--verbose", "--format", "dot", "train.py"],
             "explain",
-            "--verbose applies to the format text; json always has every call",
+            "--verbose applies to the format text; dot always has every call",
         ),
         (["explain", "--format"], "explain", "--format FORMAT requires a value"),
         (

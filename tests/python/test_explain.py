@@ -168,8 +168,8 @@ def test_json_has_every_field_of_the_plan() -> None:
     plan = explain(fresh(SideBranch), mapping(0), cut="maximal")
     fields = json.loads(plan.to_json())
     assert list(fields) == [
-        "moved", "kept", "raw_bytes", "maximal_bytes", "boundary_bytes", "worker_s", "trainer_s",
-        "refused", "totals", "edges", "link_bytes_per_s", "copy_bytes_per_s", "priced",
+        "schema", "moved", "kept", "raw_bytes", "maximal_bytes", "boundary_bytes", "worker_s",
+        "trainer_s", "refused", "totals", "edges", "link_bytes_per_s", "copy_bytes_per_s", "priced",
         "workers_apart",
     ]  # fmt: skip
     assert fields["moved"] == [dataclasses.asdict(call) for call in plan.moved]

@@ -208,7 +208,8 @@ def test_missing_rich_names_the_extra(pool: PoolProcesses, tmp_path: Path) -> No
 
 def test_missing_pool_or_json_without_once_is_an_error(pool: PoolProcesses) -> None:
     code, out, err = run_top(pool, "--json")
-    assert (code, out) == (2, "") and "--json requires --once" in err
+    assert code == 2 and "--json requires --once" in err
+    assert json.loads(out)["error"] == {"code": "usage", "message": "--json requires --once"}
     pool.processes[0].end()
     code, out, err = run_top(pool, "--once", "--timeout", "0.3")
     assert (code, out) == (1, "")

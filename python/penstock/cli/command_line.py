@@ -15,7 +15,9 @@ from penstock._version import __version__
 from penstock.cli.command_parser import (
     CommandError,
     HelpShown,
+    asks_for_json,
     did_you_mean,
+    error_record,
     is_output_closed,
 )
 
@@ -108,6 +110,8 @@ def _run_command(arguments: list[str]) -> int:
     except HelpShown:
         return 0
     except CommandError as error:
+        if asks_for_json(arguments):
+            print(error_record(error.code, str(error)))
         name = f"penstock {error.command}" if error.command else "penstock"
         print(f"{name}: {error}", file=sys.stderr)
         if error.command is not None:

@@ -8,26 +8,29 @@ name that was probably meant, and a pointer to the help.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import select
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NoReturn
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, code_of
 
 _FIRST_COLUMN = 28  # column of the options' texts
 _WIDTH = 100
 FAILED_EXIT_CODE = 1
+ERROR_SCHEMA = "penstock.error/1"
 
 
 class CommandError(Exception):
     """A command was called wrongly; the message is for the user. ``command`` is the command whose
     help has more: "" is penstock itself, and None is no command."""
 
-    def __init__(self, message: str, command: str | None = "") -> None:
+    def __init__(self, message: str, command: str | None = "", code: str = "usage") -> None:
         super().__init__(message)
         self.command = command
+        self.code = code
 
 
 class HelpShown(Exception):
@@ -129,15 +132,38 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 def run_subcommand(
     commands: Mapping[str, Callable[[Sequence[str]], int]], command: str, arguments: Sequence[str]
 ) -> int:
-    """Run one of ``commands``, and print its error on standard error. Raises BrokenPipeError if
-    standard output has no reader any more."""
+    """Run one of ``commands``, and print its error on standard error; with ``--json`` also on
+    standard output. Raises BrokenPipeError if standard output has no reader any more."""
     try:
         return commands[command](arguments)
-    except (PenstockError, ValueError, OSError) as error:
+    except (CommandError, HelpShown):
+        raise
+    except Exception as error:
         if isinstance(error, BrokenPipeError) and is_output_closed():
+            raise
+        if asks_for_json(arguments):
+            print(error_record(code_of(error), str(error)))
+        if not isinstance(error, (PenstockError, ValueError, OSError)):
             raise
         print(f"penstock {command}: {error}", file=sys.stderr)
         return FAILED_EXIT_CODE
+
+
+def asks_for_json(arguments: Sequence[str]) -> bool:
+    """Return whether ``--json`` or ``--format json`` is among the arguments before a program."""
+    before = ""
+    for argument in arguments:
+        if argument == "-m" or argument.endswith(".py"):
+            return False
+        if argument in ("--json", "--format=json") or (before, argument) == ("--format", "json"):
+            return True
+        before = argument
+    return False
+
+
+def error_record(code: str, message: str) -> str:
+    """Return the JSON text that a command with ``--json`` prints if it fails."""
+    return json.dumps({"schema": ERROR_SCHEMA, "error": {"code": code, "message": message}})
 
 
 def is_output_closed() -> bool:

@@ -37,6 +37,7 @@ _NAME_COLUMNS = 22
 # Below this, few connections fit in addition to a dataset's files. The same as
 # _pool.DESCRIPTOR_LIMIT_LEAST, since this command runs without native parts.
 DESCRIPTOR_LIMIT_LEAST = 4096
+SCHEMA = "penstock.environment/1"
 # By section and name, the lines of the value.
 Report = dict[str, dict[str, list[str]]]
 
@@ -86,7 +87,8 @@ directory is written as ~. The report is printed only; it is not sent anywhere."
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     args = parser.parse(arguments)
     report = environment_report()
-    print(json.dumps(report, indent=2) if args.json else _text(report))
+    record = {"schema": SCHEMA, **report}
+    print(json.dumps(record, indent=2) if args.json else _text(report))
     return 0
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
+from penstock.cli.command_parser import error_record
 from penstock.cli.program import ProgramError
 from penstock.compat import modules
 from penstock.explanation import model_watch
@@ -62,6 +63,14 @@ def explain_program(
                 except (OSError, subprocess.CalledProcessError) as error:
                     faults.append(f"the picture of the plan could not be written: {error}")
 
+    def report_error(code: str, message: str) -> None:
+        if plan_format == "json" and watch.found is None:
+            with (
+                contextlib.suppress(BrokenPipeError),
+                open(plan_descriptor, "w", errors="replace") as stream,
+            ):
+                stream.write(error_record(code, message) + "\n")
+
     watch = ModelWatch(cut, report)
     sys.excepthook = _HookWithoutWatch(sys.excepthook)
     try:
@@ -74,6 +83,7 @@ def explain_program(
     except BaseException as error:
         # Any exception that a stopped program raises while it ends is a consequence of the stop.
         if not watch.is_stopped and not _is_success(error):
+            report_error("program-failed", f"{type(error).__name__}: {error}")
             raise
     watch.end()
     for fault in faults:
@@ -81,6 +91,7 @@ def explain_program(
     if watch.found is not None:
         return NO_PLAN_EXIT_CODE if faults else 0
     sys.stdout.flush()
+    report_error("no-plan", str(watch.seen))
     print(f"penstock: there is no plan: {watch.seen}", file=sys.stderr)
     return NO_PLAN_EXIT_CODE
 

@@ -169,4 +169,4 @@ def named_if_missing(program: list[str]) -> Iterator[None]:
             if name.endswith(".py"):
                 files = [file for file in os.listdir(folder or ".") if file.endswith(".py")]
                 meant = did_you_mean(name, files)
-        raise CommandError(f"{error}{meant}", None) from error
+        raise CommandError(f"{error}{meant}", None, "program-missing") from error

@@ -19,6 +19,7 @@ from penstock.cli.command_parser import (
     FAILED_EXIT_CODE,
     CommandError,
     CommandParser,
+    error_record,
     integer,
     one_of,
     run_subcommand,
@@ -26,7 +27,7 @@ from penstock.cli.command_parser import (
 )
 from penstock.cli.pool_commands import KEYS_VARIABLE, POOL_VARIABLE, PROCESSES_MAX
 from penstock.cli.program import PROGRAM_USAGE, named_if_missing, start_of
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, code_of
 from penstock.observing.trace_file import check_writable, merge_traces
 from penstock.tuning.process_resources import usable_cpus
 
@@ -124,7 +125,7 @@ model with a batch, and the program's exit code if it fails.
 
 examples:
   penstock explain train.py --epochs 3
-  penstock explain --format json train.py > plan.json
+  penstock explain --json train.py > plan.json
   penstock explain --html plan.html train.py
   penstock explain --format dot -m package.train | dot -Tpdf -o plan.pdf""",
     )
@@ -134,6 +135,13 @@ examples:
         default="text",
         metavar="FORMAT",
         help="format of the plan: text, JSON (json) or a Graphviz graph (dot) (default: text)",
+    )
+    parser.add_argument(
+        "--json",
+        action="store_const",
+        const="json",
+        dest="format",
+        help="the same as --format json; errors are printed as JSON, too",
     )
     parser.add_argument(
         "--verbose",
@@ -450,11 +458,11 @@ examples:
     signal.signal(signal.SIGTERM, _end_on_signal)
     try:
         return _examine(program, options)
-    except KeyboardInterrupt:
-        print(
-            "penstock doctor: interrupted; all processes that it started have ended",
-            file=sys.stderr,
-        )
+    except KeyboardInterrupt as error:
+        message = "interrupted; all processes that it started have ended"
+        if options.json:
+            print(error_record(code_of(error), message))
+        print(f"penstock doctor: {message}", file=sys.stderr)
         return INTERRUPTED_EXIT_CODE
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from penstock.doctor.program_runs import MovableCall, RunResult
+from penstock.doctor.program_runs import MovableCall, NotExaminable, RunResult
 from penstock.errors import PenstockError
 from penstock.loader.step_times import PARTS
 from penstock.tuning.advice import (
@@ -41,6 +41,8 @@ _GAIN_MIN = 0.03
 # Two measurements of the same settings may differ by this share.
 _NOISE_SHARE = 0.02
 
+SCHEMA = "penstock.doctor/1"
+
 Run = Callable[[LoaderSettings, LoaderSettings, int], RunResult]
 Log = Callable[[str], None]
 _COLUMNS = 96
@@ -67,10 +69,6 @@ class Examination:
     best_step_s: float = 0.0
     cannot_repeat: str = ""
     movable_calls: tuple[MovableCall, ...] = ()
-
-
-class NotExaminable(PenstockError):
-    """The program cannot be examined; the message is the reason."""
 
 
 def examine_first_run(result: RunResult) -> Examination:
@@ -367,6 +365,7 @@ def as_record(found: Examination) -> dict[str, Any]:
     observed = asdict(base)
     del observed["batches"]
     return {
+        "schema": SCHEMA,
         "limit": found.advice.diagnosis.limit.value,
         "reason": found.advice.diagnosis.reason,
         "loader": found.loader,

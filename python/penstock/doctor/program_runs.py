@@ -33,6 +33,12 @@ _PR_SET_PDEATHSIG = 1
 ORDERS_VARIABLE = "PENSTOCK_DOCTOR"
 
 
+class NotExaminable(PenstockError):
+    """The program cannot be examined; the message is the reason."""
+
+    code = "not-examinable"
+
+
 class ProgramRuns:
     """Confined to the main thread."""
 
@@ -80,7 +86,7 @@ class ProgramRuns:
                 if write_fd >= 0:
                     os.close(write_fd)
             if not text.endswith(b"\n"):
-                raise PenstockError(self._without_result(process.returncode, is_unfinished, output))
+                raise NotExaminable(self._without_result(process.returncode, is_unfinished, output))
             return RunResult.of_json(text.decode())
 
     def _start(self, orders: RunRequest, output: Path, write_fd: int) -> subprocess.Popen[bytes]:

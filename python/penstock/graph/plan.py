@@ -27,6 +27,8 @@ from penstock.graph.plan_text import format_summary, format_table
 
 __all__ = ["CutTotals", "Plan", "PlannedCall", "PlannedEdge", "RunningPrice", "joined"]
 
+SCHEMA = "penstock.plan/1"
+
 
 @dataclass(frozen=True, slots=True)
 class Plan(PlanRecord):
@@ -83,12 +85,12 @@ class Plan(PlanRecord):
         return format_table(self)
 
     def to_json(self) -> str:
-        """Return the plan as one JSON object with a key per field.
+        """Return the plan as one JSON object with a key per field, and ``schema``.
 
         Returns:
             str: JSON text.
         """
-        return json.dumps(dataclasses.asdict(self))
+        return json.dumps({"schema": SCHEMA, **dataclasses.asdict(self)})
 
     @property
     def moved_calls(self) -> frozenset[str]:

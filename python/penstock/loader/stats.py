@@ -25,6 +25,7 @@ from penstock.tuning.observation import LoaderSettings, Observation, format_shar
 from penstock.tuning.process_resources import memory_left_bytes, process_times, usable_cpus
 from penstock.worker.threaded_fetch import fetches_whole_batches
 
+SCHEMA = "penstock.report/1"
 _STEPS_MIN = 4  # steps needed before advice is given
 _BUSY_SHARE = 0.7  # of the workers' time; below it a wait for a free one is a wait for its start
 _SHOWN_WORKERS = 8
@@ -251,9 +252,11 @@ class LoaderReport:
         """Return the report as one JSON object.
 
         Returns:
-            str: JSON text with a key per field, and ``waiting_share``. Times are in seconds.
+            str: JSON text with a key per field, ``waiting_share`` and ``schema``. Times are in
+            seconds.
         """
         record: dict[str, Any] = {
+            "schema": SCHEMA,
             "name": self.name,
             "iterator": self.iterator,
             "ledger": dataclasses.asdict(self.ledger),

@@ -51,6 +51,8 @@ _HEADER_BYTES_MAX = 1 << 20
 class JobRefused(PenstockError):
     """This worker cannot run a job; the message is for the trainer's user."""
 
+    code = "job-refused"
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
