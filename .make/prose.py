@@ -34,6 +34,7 @@ DOCUMENTS = (
     "docs/**/*.md",
     "csrc/**/README.md",
     "python/penstock/README.md",
+    "python/penstock/.agents/skills/penstock/SKILL.md",
     "simulator/README.md",
 )
 # The folders of code, and how many names of a path make its room.

@@ -83,6 +83,8 @@ def without_a_compiler(programs: Path, minor: str, folder: Path) -> None:
         rf"^yes, .*/lib/torch_{minor.replace('.', '_')}/",
         report["penstock"]["native part loads"][0],
     )
+    guide = run(python, "-m", "penstock", "guide", folder=folder, environment=environment)
+    expect(r"\nname: penstock\n", guide)
     for library in ("libzmq", "libsodium", "libcrypto"):
         expect(r"/penstock\.libs/", " ".join(report["libraries"][library]))
     # The example draws its photographs from packages, and its loaders have workers.

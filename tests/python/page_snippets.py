@@ -27,6 +27,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
+# The guide for coding assistants, which is installed with the package.
+GUIDE = ROOT / "python" / "penstock" / ".agents" / "skills" / "penstock" / "SKILL.md"
+
 RUN = ("run", "run on slurm", "run on ray")
 
 _MARK = re.compile(r"<!-- snippet: (?P<text>.*?) ?-->", re.DOTALL)
@@ -55,7 +58,7 @@ class Snippet:
 
 def pages() -> list[Path]:
     """Return the user pages. Other tests cover the pages next to the code."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [ROOT / "README.md", GUIDE, *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def snippets_of(page: Path) -> list[Snippet]:

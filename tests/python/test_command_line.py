@@ -23,7 +23,7 @@ Call = Callable[..., Outcome]
 
 COMMANDS = (
     "run", "explain", "trace", "merge-traces", "doctor", "keys", "controller", "worker", "up",
-    "down", "status", "top", "costs", "drain", "simulate", "env",
+    "down", "status", "top", "costs", "drain", "simulate", "env", "guide",
 )  # fmt: skip
 POOL = ["--controller", "tcp://127.0.0.1:9"]
 

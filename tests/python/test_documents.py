@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from page_snippets import GUIDE
 
 ROOT = Path(__file__).resolve().parents[2]
 # Pages for users. The READMEs in the code folders have separate tests.
@@ -17,6 +18,7 @@ PAGES = sorted(
         *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
         *(ROOT / folder / "README.md" for folder in ("examples", "deploy", "deploy/systemd")),
         *(ROOT / "docs").rglob("*.md"),
+        GUIDE,
     ]
 )
 README_LINES_MAX = 150

@@ -18,7 +18,7 @@ import torch
 from cut_models import SideBranch, mapping
 from jsonschema import Draft202012Validator, ValidationError
 from offload_training import fresh
-from page_snippets import ROOT
+from page_snippets import GUIDE, ROOT
 from setuptools import Distribution
 from setuptools.command.build_py import build_py
 
@@ -280,6 +280,12 @@ def test_page_of_codes_lists_every_code_once() -> None:
     assert [code for code in listed if f'"{code}"' not in sources] == []
 
 
+def test_guide_lists_only_existing_codes() -> None:
+    listed = codes_of_page(GUIDE)
+    assert len(listed) > 10
+    assert set(listed) <= set(codes_of_page(ERRORS_PAGE))
+
+
 def test_code_of_builtin_and_own_errors() -> None:
     assert code_of(errors.RankError("")) == "ranks-disagree"
     assert code_of(errors.PoolWarning("")) == "pool-warning"
@@ -291,7 +297,16 @@ def test_code_of_builtin_and_own_errors() -> None:
     assert code_of(raised.value) == "invalid-argument"
 
 
-def test_schemas_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_guide_is_an_agent_skill() -> None:
+    head = re.fullmatch(r"---\n(.*?)\n---\n\n# .*", GUIDE.read_text(), re.DOTALL)
+    assert head is not None
+    fields = dict(re.findall(r"^(\w+): (.+(?:\n  .+)*)", head[1], re.MULTILINE))
+    assert set(fields) == {"name", "description"}
+    assert fields["name"] == GUIDE.parent.name == "penstock"
+    assert len(fields["description"]) <= 1024  # the limit of the format
+
+
+def test_guide_and_schemas_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     distribution = Distribution()
     distribution.parse_config_files()
@@ -299,4 +314,11 @@ def test_schemas_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     command.finalize_options()
     command.manifest_files = {}  # of include-package-data, which is off
     found = {Path(one) for one in command.find_data_files("penstock", "python/penstock")}
-    assert {one.resolve() for one in found} >= {*SCHEMAS}
+    assert {one.resolve() for one in found} >= {GUIDE, *SCHEMAS}
+
+
+def test_guide_command_prints_the_installed_guide(tmp_path: Path) -> None:
+    path = Path(penstock_command("guide", "--path", folder=tmp_path).stdout.rstrip("\n"))
+    assert path.is_relative_to(Path(penstock.__file__).parent)
+    text = path.read_text(encoding="utf-8")
+    assert penstock_command("guide", folder=tmp_path).stdout == text == GUIDE.read_text()

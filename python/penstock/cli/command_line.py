@@ -71,6 +71,7 @@ CLUSTER_COMMANDS = {
 }
 MACHINE_COMMANDS = {
     "env": Command("environment_command", "print system information for bug reports"),
+    "guide": Command("environment_command", "print the guide for coding assistants"),
 }
 COMMANDS = {**PROGRAM_COMMANDS, **POOL_COMMANDS, **CLUSTER_COMMANDS, **MACHINE_COMMANDS}
 OPTIONS = {
@@ -193,7 +194,7 @@ commands for a pool of data workers, on one machine or several:
 {pools}
 command for planning a cluster:
 {clusters}
-command for diagnosing this machine:
+commands for this installation:
 {machines}
 options:
 {table(OPTIONS)}

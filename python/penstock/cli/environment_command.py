@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``penstock env``: the facts for a bug report about penstock, its limits on this
+"""The commands ``penstock guide``, which prints the guide for coding assistants, and
+``penstock env``: the facts for a bug report about penstock, its limits on this
 machine, and the report of ``torch.utils.collect_env``.
 
 As it is used where something is broken, each fact that cannot be determined is replaced by the
@@ -56,6 +57,7 @@ _KEY_FOLDER = "PENSTOCK_KEYS"  # contains the name of a folder, and no key
 _STEP_S_MAX = 300.0  # includes the import of torch, which may read from a cold disk
 _LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
 _ROOT = Path("/")
+_GUIDE = Path(__file__).resolve().parents[1] / ".agents" / "skills" / "penstock" / "SKILL.md"
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _LIMITS = {
     "files": resource.RLIMIT_NOFILE,
@@ -71,7 +73,24 @@ _VERSION_FUNCTIONS = {"libsodium": "sodium_version_string", "libcrypto": "OpenSS
 def run_command(command: str, arguments: Sequence[str]) -> int:
     """Run the command; return the exit code. Raises CommandError for arguments that it does not
     accept."""
-    return run_subcommand({command: _environment_command}, command, arguments)
+    return run_subcommand(
+        {"env": _environment_command, "guide": _guide_command}, command, arguments
+    )
+
+
+def _guide_command(arguments: Sequence[str]) -> int:
+    parser = CommandParser(
+        "guide",
+        "guide [--path]",
+        """\
+Prints the guide for coding assistants: how to replace torch's DataLoader, verify the batches, find
+a program's bottleneck, and what to do for each error code. The file is an agent skill (SKILL.md) in
+the folder .agents/skills of the installed package, where tools for skills find it.""",
+    )
+    parser.add_argument("--path", action="store_true", help="print the name of the file instead")
+    args = parser.parse(arguments)
+    print(_GUIDE if args.path else _GUIDE.read_text(encoding="utf-8"), end="\n" * args.path)
+    return 0
 
 
 def _environment_command(arguments: Sequence[str]) -> int:
@@ -116,6 +135,7 @@ def environment_report() -> Report:
             native_part_loads=lambda: loaded.outcome,
             numerics=lambda: loaded.numerics,
             pool_keys=_pool_keys,
+            guide=lambda: str(_GUIDE),
             executable=lambda: sys.executable,
             packages=lambda: [f"{name} {found}" for name in _PACKAGES if (found := _version(name))],
         ),
