@@ -36,6 +36,7 @@ from figures import (
     add_report_options,
     median_interval,
     report,
+    run_main,
     show_progress,
     summary,
 )
@@ -359,7 +360,4 @@ def measure_all(args: argparse.Namespace) -> Iterator[Record]:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_main(main)

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from figures import MeasurementError, Record, add_report_options, report, summary
+from figures import MeasurementError, Record, bench_parser, report, summary
 from torch.utils.data import default_collate
 from torchvision import transforms
 from torchvision.datasets import FakeData
@@ -109,15 +109,12 @@ def table(records: list[Record]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = bench_parser(__doc__)
     add = parser.add_argument
     add("--rounds", type=int, default=7)
     add("--scale", type=float, default=1.0, help="size factor of the datasets")
     add("--data", type=Path, default=Path("bench/out"), help="folder of the data")
     add("--quick", action="store_true", help="smoke test: one round of small datasets")
-    add_report_options(parser)
     args = parser.parse_args()
     if args.quick:
         args.rounds, args.scale = 1, 0.01

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from figures import MeasurementError, Record, add_report_options, log, report, summary
+from figures import MeasurementError, Record, bench_parser, log, report, run_main, summary
 from table import aligned, number
 from workloads import WORKLOADS
 
@@ -154,9 +154,7 @@ def _run(command: list[str], what: str, limit_s: float) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = bench_parser(__doc__)
     add = parser.add_argument
     add(
         "--only",
@@ -170,7 +168,6 @@ def main() -> int:
     add("--warmup", type=float, default=0.5, help="seconds of warm-up")
     add("--quick", action="store_true", help="smoke test: little data and one short round")
     add("--data", type=Path, default=HERE / "out", help="folder for generated data")
-    add_report_options(parser)
     args = parser.parse_args()
     if unknown := [name for name in args.only if name not in WORKLOADS]:
         parser.error(f"--only must be one of {', '.join(WORKLOADS)}, got {unknown[0]}")
@@ -180,7 +177,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_main(main)

@@ -26,6 +26,7 @@ from figures import (
     log,
     median_interval,
     report,
+    run_main,
     summary,
 )
 
@@ -194,7 +195,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_main(main)

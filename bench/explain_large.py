@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from figures import MeasurementError, Record, add_report_options, log, report, summary
+from figures import MeasurementError, Record, add_report_options, log, report, run_main, summary
 from table import aligned
 from torch import nn
 
@@ -213,7 +213,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_main(main)

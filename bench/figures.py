@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy
 import torch
@@ -37,6 +37,24 @@ Rounds = dict[str, list[dict[str, float]]]  # kind -> one measurement for each r
 
 class MeasurementError(Exception):
     """A measurement did not complete, or the compared sides gave different results."""
+
+
+def bench_parser(description: str | None) -> argparse.ArgumentParser:
+    """A parser whose help shows the defaults, with the options that `report` takes its `args`
+    from."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    add_report_options(parser)
+    return parser
+
+
+def run_main(main: Callable[[], int]) -> NoReturn:
+    """Ends the process with the exit code of `main`, or that of Ctrl-C."""
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 def add_report_options(parser: argparse.ArgumentParser) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from figures import MeasurementError, Record, add_report_options, report, summary
+from figures import MeasurementError, Record, add_report_options, report, run_main, summary
 from table import aligned, number, spread
 from torch import nn
 from torch.utils.data import Dataset
@@ -371,7 +371,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_main(main)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from figures import commit, machine
+from figures import commit, machine, run_main
 from gpu_checks import compiled, frameworks, loaders, pool, styles
 from gpu_measures import Options, bits, photographs, prepare_device, rates
 
@@ -204,7 +204,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_main(main)

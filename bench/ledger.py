@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from figures import Record, add_report_options, report, summary
+from figures import Record, add_report_options, report, run_main, summary
 from table import aligned
 from torch.utils.data import Dataset, default_collate
 
@@ -161,7 +160,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_main(main)

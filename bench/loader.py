@@ -24,9 +24,10 @@ from figures import (
     MeasurementError,
     Record,
     Rounds,
-    add_report_options,
+    bench_parser,
     records,
     report,
+    run_main,
     show_progress,
 )
 from workloads import WORKLOADS, load
@@ -108,9 +109,7 @@ def measure_case(case: str, args: argparse.Namespace) -> list[Record]:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = bench_parser(__doc__)
     add = parser.add_argument
     add("--only", nargs="+", metavar="CASE", default=[], help=f"one or more of: {', '.join(CASES)}")
     add("--rounds", type=int, default=7, help="measurements per loader")
@@ -120,7 +119,6 @@ def parse_arguments() -> argparse.Namespace:
     add("--kinds", nargs="+", choices=("torch", "penstock"), default=["torch", "penstock"],
         help="loaders")  # fmt: skip
     add("--quick", action="store_true", help="smoke test: little data and one short round")
-    add_report_options(parser)
     add("--data", type=Path, default=HERE / "out", help="folder for generated data")
     add("--floors", action="store_true", help="exit with code 1 if a floor is missed")
     args = parser.parse_args()
@@ -159,7 +157,4 @@ def measure_all(args: argparse.Namespace) -> Iterator[Record]:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_main(main)

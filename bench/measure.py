@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from statistics import median_high
 from typing import Any
 
 import process_tree
@@ -126,7 +127,7 @@ def first_batch(
         seconds.append(time.perf_counter() - begin)
         del batches
         gc.collect()
-    return {"latency_s": _median(seconds)}
+    return {"latency_s": median_high(seconds)}
 
 
 def next_epoch(
@@ -145,7 +146,7 @@ def next_epoch(
             if batch_index == 0 and last is not None:
                 seconds.append(now - last)
             last = now
-    turn_s = _median(seconds[1:])  # the first turn is warm-up
+    turn_s = median_high(seconds[1:])  # the first turn is warm-up
     return {
         "latency_s": turn_s,
         "batch_s": batch_s,
@@ -162,7 +163,7 @@ def one_batch(
     The first one, which connects to the store, is left out.
     """
     batches = _endless(make_loader(**{**arguments, "num_workers": 0}))
-    return {"latency_s": _median(_seconds_of(lambda: next(batches), 1 + args.repeats)[1:])}
+    return {"latency_s": median_high(_seconds_of(lambda: next(batches), 1 + args.repeats)[1:])}
 
 
 def spawn_start(
@@ -217,7 +218,7 @@ def one_sample(arguments: dict[str, Any], args: argparse.Namespace) -> dict[str,
     """Seconds of one dataset[i], the least that a batch can take; the median of several."""
     indices = iter(range(len(arguments["dataset"])))
     seconds = _seconds_of(lambda: arguments["dataset"][next(indices)], 1 + args.repeats)
-    return {"latency_s": _median(seconds[1:])}
+    return {"latency_s": median_high(seconds[1:])}
 
 
 def limit(workload: Workload, arguments: dict[str, Any], args: argparse.Namespace) -> float:
@@ -328,10 +329,6 @@ def _peak_memory(batches: Iterator[Any], seconds: float) -> dict[str, float]:
         time.sleep(seconds / 10)
         look()
     return {"peak_pss_bytes": float(pss), "peak_memory_bytes": float(memory)}
-
-
-def _median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]
 
 
 LONG_QUESTIONS = {"rate": rate, "worker_cpu": worker_cpu}

@@ -20,7 +20,7 @@ from typing import Any
 
 import pool_samples
 import process_tree
-from figures import MeasurementError, Record, add_report_options, report, summary
+from figures import MeasurementError, Record, bench_parser, report, summary
 from pool_host import PoolHost
 
 WAYS = ("local", "own")
@@ -119,16 +119,13 @@ def table(records: list[Record]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = bench_parser(__doc__)
     add = parser.add_argument
     add("--rounds", type=int, default=5)
     add("--seconds", type=float, default=2.0, help="timed seconds of a measurement")
     add("--warmup", type=float, default=1.0, help="seconds of warm-up")
     add("--sizes", type=int, nargs="+", default=[64, 4096, 37632], help="batch sizes in KiB")
     add("--quick", action="store_true", help="smoke test: one short round of one size")
-    add_report_options(parser)
     for name in ("way", "pool", "keys"):
         add(f"--{name}", help=argparse.SUPPRESS)
     add("--kib", type=int, help=argparse.SUPPRESS)

@@ -15,7 +15,6 @@ import argparse
 import inspect
 import json
 import random
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from figures import Record, add_report_options, log, report, summary
+from figures import Record, add_report_options, log, report, run_main, summary
 from table import aligned
 
 from penstock import Packer
@@ -187,7 +186,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_main(main)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ import one_process
 import pool_samples
 import process_tree
 import torch
-from figures import MeasurementError, Record, add_report_options, log, report, summary
+from figures import MeasurementError, Record, bench_parser, log, report, run_main, summary
 from growth_picture import draw
 from pool_host import PoolError, PoolHost, StartedWorker
 from table import aligned, by_parameter, metric_cells
@@ -255,9 +254,7 @@ def table(everything: list[Record]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = bench_parser(__doc__)
     add = parser.add_argument
     add(
         "--workers",
@@ -272,7 +269,6 @@ def main() -> int:
     add("--seconds", type=float, default=2.0, help="seconds of a measurement")
     add("--warmup", type=float, default=2.0, help="seconds after the last worker joined")
     add("--quick", action="store_true", help="smoke test with 1 and 2 workers")
-    add_report_options(parser)
     add("--picture", type=Path, metavar="FILE", help="output SVG of rates and costs")
     args = parser.parse_args()
     if args.quick:
@@ -284,7 +280,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_main(main)

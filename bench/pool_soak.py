@@ -13,7 +13,6 @@ import argparse
 import gc
 import os
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ import one_process
 import pool_samples
 import process_tree
 import torch
-from figures import MeasurementError, Record, add_report_options, log, report, summary
+from figures import MeasurementError, Record, bench_parser, log, report, run_main, summary
 from pool_host import PoolError, PoolHost
 
 SAMPLES_PER_BATCH = 4
@@ -185,9 +184,7 @@ def table(everything: list[Record]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = bench_parser(__doc__)
     add = parser.add_argument
     add("--epochs", type=int, default=20)
     add("--batches", type=int, default=1000, help="batches per epoch")
@@ -196,7 +193,6 @@ def main() -> int:
     add("--limit-kb", type=float, default=256.0, help="limit of memory growth per epoch")
     add("--persistent", action="store_true", help="use one iterator for all epochs")
     add("--quick", action="store_true", help="smoke test: 3 epochs of 60 batches")
-    add_report_options(parser)
     args = parser.parse_args()
     if args.quick:
         args.epochs, args.batches = 3, 60
@@ -210,7 +206,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_main(main)

@@ -22,11 +22,12 @@ import shaped_link
 from figures import (
     MeasurementError,
     Record,
-    add_report_options,
     add_window_options,
+    bench_parser,
     log,
     median_interval,
     report,
+    run_main,
     summary,
 )
 from pool_host import PoolError, PoolHost
@@ -248,9 +249,7 @@ def _ratio_row(case: str, record: Record) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = bench_parser(__doc__)
     add = parser.add_argument
     add("--only", nargs="+", choices=CASES, default=[], help="cases to measure")
     add("--link-seconds", type=float, default=8.0, help="seconds of a measurement over the link")
@@ -260,7 +259,6 @@ def main() -> int:
     add("--micro", type=Path, default=default_micro(), help="path of the C++ benchmarks")
     add("--quick", action="store_true", help="smoke test: one short round")
     add_window_options(parser, rounds=7, seconds=3.0, warmup=2.0)
-    add_report_options(parser)
     args = parser.parse_args()
     if args.quick:
         args.rounds, args.seconds, args.warmup, args.socket_seconds = 1, 0.3, 0.1, 0.01
@@ -269,7 +267,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_main(main)

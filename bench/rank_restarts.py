@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from figures import MeasurementError, Record, add_report_options, report, summary
+from figures import MeasurementError, Record, add_report_options, report, run_main, summary
 from table import aligned
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests" / "python"))
@@ -115,7 +115,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_main(main)

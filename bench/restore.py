@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from figures import MeasurementError, Record, add_report_options, report, summary
+from figures import MeasurementError, Record, add_report_options, report, run_main, summary
 from pool_host import PoolHost
 from table import aligned, number
 from torch.utils.data import Dataset
@@ -208,7 +208,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_main(main)

@@ -16,14 +16,13 @@ import argparse
 import itertools
 import random
 import resource
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from figures import Record, add_report_options, report, summary
+from figures import Record, add_report_options, report, run_main, summary
 from table import aligned, number
 from torch.utils.data import Dataset
 
@@ -234,7 +233,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_main(main)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from figures import MeasurementError, Record, add_report_options, report, summary
+from figures import MeasurementError, Record, bench_parser, report, summary
 
 import penstock
 
@@ -103,16 +103,13 @@ def table(records: list[Record]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = bench_parser(__doc__)
     add = parser.add_argument
     add("--rounds", type=int, default=5)
     add("--seconds", type=float, default=1.0, help="timed seconds of a measurement")
     sizes = [16, 32, 64, 128, 256, 1024, 8192, 32768]
     add("--sizes", type=int, nargs="+", default=sizes, help="tensor sizes in KiB")
     add("--quick", action="store_true", help="smoke test: one short round of two sizes")
-    add_report_options(parser)
     args = parser.parse_args()
     if args.quick:
         args.rounds, args.seconds, args.sizes = 1, 0.1, [4, 1024]

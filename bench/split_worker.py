@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -26,11 +25,12 @@ import torch
 from figures import (
     MeasurementError,
     Record,
-    add_report_options,
     add_window_options,
+    bench_parser,
     log,
     median_interval,
     report,
+    run_main,
     summary,
 )
 from pool_host import PoolError, PoolHost
@@ -159,14 +159,11 @@ def table(everything: list[Record]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = bench_parser(__doc__)
     add = parser.add_argument
     add("--only", nargs="+", choices=ROW_BYTES, default=[*ROW_BYTES], help="batch sizes")
     add("--quick", action="store_true", help="smoke test: two short rounds")
     add_window_options(parser, rounds=15, seconds=3.0, warmup=0.5)
-    add_report_options(parser)
     args = parser.parse_args()
     if args.quick:
         args.rounds, args.seconds, args.warmup = 2, 0.3, 0.1
@@ -174,7 +171,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_main(main)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import process_tree
-from figures import MeasurementError, Record, add_report_options, report, summary
+from figures import MeasurementError, Record, add_report_options, report, run_main, summary
 from table import aligned, number, spread
 
 HERE = Path(__file__).resolve().parent
@@ -189,7 +189,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_main(main)

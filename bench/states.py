@@ -17,14 +17,13 @@ from __future__ import annotations
 import argparse
 import gc
 import os
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from figures import Record, add_report_options, report, summary
+from figures import Record, add_report_options, report, run_main, summary
 from table import aligned, number
 from torch.utils.data import Dataset, Sampler
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -197,7 +196,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_main(main)

@@ -31,11 +31,12 @@ import process_tree
 from figures import (
     MeasurementError,
     Record,
-    add_report_options,
     add_window_options,
+    bench_parser,
     log,
     median_interval,
     report,
+    run_main,
     summary,
 )
 from pool_host import PoolError, PoolHost
@@ -251,9 +252,7 @@ def table(everything: list[Record]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = bench_parser(__doc__)
     add = parser.add_argument
     add(
         "--worker",
@@ -276,7 +275,6 @@ def main() -> int:
     add("--clients", type=int, default=5, help="new clients per window")
     add("--quick", action="store_true", help="smoke test with few strangers")
     add_window_options(parser, rounds=9, seconds=5.0, warmup=3.0)
-    add_report_options(parser)
     args = parser.parse_args()
     if args.quick:
         args.connections, args.handshakes, args.rounds = 500, 100.0, 2
@@ -285,7 +283,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_main(main)

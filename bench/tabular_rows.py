@@ -25,7 +25,7 @@ import process_tree
 import pyarrow
 import pyarrow.parquet
 import torch
-from figures import MeasurementError, Record, add_report_options, report, summary
+from figures import MeasurementError, Record, bench_parser, report, summary
 from torch.utils.data import (
     BatchSampler,
     Dataset,
@@ -304,16 +304,13 @@ def table(records: list[Record]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = bench_parser(__doc__)
     add = parser.add_argument
     add("--rounds", type=int, default=5)
     add("--seconds", type=float, default=3.0, help="timed seconds of a measurement")
     add("--warmup", type=float, default=2.0, help="seconds of warm-up")
     add("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="ways to return rows")
     add("--quick", action="store_true", help="smoke test: one short round of two ways")
-    add_report_options(parser)
     args = parser.parse_args()
     if args.quick:
         args.rounds, args.seconds, args.warmup = 1, 0.2, 0.1

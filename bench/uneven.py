@@ -19,7 +19,7 @@ from typing import Any
 
 import process_tree
 import torch
-from figures import MeasurementError, Record, add_report_options, report, summary
+from figures import MeasurementError, Record, add_report_options, report, run_main, summary
 from table import aligned, number
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset
@@ -150,7 +150,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_main(main)

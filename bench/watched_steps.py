@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from figures import Record, add_report_options, report, summary
+from figures import Record, bench_parser, report, summary
 from torch.profiler import ProfilerActivity, profile
 
 import penstock
@@ -94,13 +94,10 @@ def table(records: list[Record]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = bench_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--batches", type=int, default=1000, help="batches per round")
     parser.add_argument("--quick", action="store_true", help="smoke test: one short round")
-    add_report_options(parser)
     args = parser.parse_args()
     if args.quick:
         args.rounds, args.batches = 1, 50
