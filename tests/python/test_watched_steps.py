@@ -16,10 +16,8 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from penstock import DataLoader
 from penstock.loader.watched_steps import (
     WatchedStep,
-    add_loader_watcher,
-    add_watcher,
-    remove_loader_watcher,
-    remove_watcher,
+    loader_watchers,
+    step_watchers,
 )
 
 Event = tuple[WatchedStep, Any, Any]
@@ -32,11 +30,11 @@ def steps_watched() -> Iterator[list[Event]]:
     def note(*event: Any) -> None:
         events.append(event)
 
-    add_watcher(note)
+    step_watchers.add(note)
     try:
         yield events
     finally:
-        remove_watcher(note)
+        step_watchers.remove(note)
 
 
 def loader_of(kind: str, workers: int) -> DataLoader[Any]:
@@ -101,13 +99,13 @@ def test_exception_of_a_watcher_reaches_the_program() -> None:
             raise Stop
 
     batches = iter(loader_of("map", 0))
-    add_watcher(stop)
+    step_watchers.add(stop)
     try:
         next(batches)
         with pytest.raises(Stop):
             next(batches)
     finally:
-        remove_watcher(stop)
+        step_watchers.remove(stop)
 
 
 def test_loader_watcher_sees_each_new_loader_and_may_change_it() -> None:
@@ -117,11 +115,11 @@ def test_loader_watcher_sees_each_new_loader_and_may_change_it() -> None:
         seen.append(loader)
         loader.num_workers, loader.prefetch_factor = 1, 2
 
-    add_loader_watcher(change)
+    loader_watchers.add(change)
     try:
         loader = DataLoader(TensorDataset(torch.arange(8)), batch_size=4)
     finally:
-        remove_loader_watcher(change)
+        loader_watchers.remove(change)
     DataLoader(TensorDataset(torch.arange(8)))
     assert seen == [loader]
     assert len(list(loader)) == 2

@@ -20,10 +20,8 @@ from penstock.doctor.program_runs import ObservedLoader, RunRequest, RunResult
 from penstock.loader.options import title_of
 from penstock.loader.watched_steps import (
     WatchedStep,
-    add_loader_watcher,
-    add_watcher,
-    remove_loader_watcher,
-    remove_watcher,
+    loader_watchers,
+    step_watchers,
 )
 from penstock.tracking.leaves import flatten_batch
 
@@ -53,15 +51,15 @@ class LoaderWatch:
         self._target: tuple[Any, Any] | None = None  # loader and iterator of the newest batch
 
     def __enter__(self) -> LoaderWatch:
-        add_loader_watcher(self._note_loader)
-        add_watcher(self._note_step)
+        loader_watchers.add(self._note_loader)
+        step_watchers.add(self._note_step)
         if self._late is not None:
             self._late.begin()
         return self
 
     def __exit__(self, *_: object) -> None:
-        remove_loader_watcher(self._note_loader)
-        remove_watcher(self._note_step)
+        loader_watchers.remove(self._note_loader)
+        step_watchers.remove(self._note_step)
         if self._late is not None:
             self._late.end()
 
@@ -134,11 +132,11 @@ class BatchBound:
         self._count = 0
 
     def __enter__(self) -> BatchBound:
-        add_watcher(self._note_step)
+        step_watchers.add(self._note_step)
         return self
 
     def __exit__(self, *_: object) -> None:
-        remove_watcher(self._note_step)
+        step_watchers.remove(self._note_step)
 
     def _note_step(self, step: WatchedStep, *_: Any) -> None:
         self._count += step.has_batch

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from penstock import _C
 from penstock.loader.step_times import PARTS, WAITING_PARTS
@@ -135,56 +135,48 @@ class Steps(Protocol):
 Watcher = Callable[[WatchedStep, Steps, Any], None]
 LoaderWatcher = Callable[[Any], None]
 
-_watchers: tuple[Watcher, ...] = ()
-_loader_watchers: tuple[LoaderWatcher, ...] = ()
-_lock = threading.Lock()
+_Called = TypeVar("_Called", bound=Callable[..., None])
 
 
-def add_watcher(watcher: Watcher) -> None:
-    """Have ``watcher`` called at the end of each step of this process's loaders, by the thread that
-    made it."""
-    global _watchers
-    with _lock:
-        _watchers = (*_watchers, watcher)
+class Watchers(Generic[_Called]):
+    """Functions to call; a forked child starts without any. Thread-safe."""
+
+    now: tuple[_Called, ...]
+
+    def __init__(self) -> None:
+        self.forget()
+        os.register_at_fork(after_in_child=self.forget)
+
+    def add(self, watcher: _Called) -> None:
+        with self._lock:
+            self.now = (*self.now, watcher)
+
+    def remove(self, watcher: _Called) -> None:
+        """Remove ``watcher``, if it was added. A call of it may still be running in another
+        thread."""
+        with self._lock:
+            self.now = tuple(one for one in self.now if one != watcher)
+
+    def forget(self) -> None:
+        self.now = ()
+        self._lock = threading.Lock()
 
 
-def remove_watcher(watcher: Watcher) -> None:
-    """Remove ``watcher``, if it was added. A call of it may still be running in another thread."""
-    global _watchers
-    with _lock:
-        _watchers = tuple(one for one in _watchers if one != watcher)
-
-
-def add_loader_watcher(watcher: LoaderWatcher) -> None:
-    """Have ``watcher`` called with each new loader of this process, by its constructor. It may
-    assign options, as the program may."""
-    global _loader_watchers
-    with _lock:
-        _loader_watchers = (*_loader_watchers, watcher)
-
-
-def remove_loader_watcher(watcher: LoaderWatcher) -> None:
-    global _loader_watchers
-    with _lock:
-        _loader_watchers = tuple(one for one in _loader_watchers if one != watcher)
+# Called at the end of each step of this process's loaders, by the thread that made it.
+step_watchers = Watchers[Watcher]()
+# Called with each new loader of this process, by its constructor. They may assign options, as the
+# program may.
+loader_watchers = Watchers[LoaderWatcher]()
 
 
 def note_new_loader(loader: Any) -> None:
-    for watcher in _loader_watchers:
+    for watcher in loader_watchers.now:
         watcher(loader)
-
-
-def _forget_watchers() -> None:
-    global _watchers, _loader_watchers, _lock
-    _watchers, _loader_watchers, _lock = (), (), threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forget_watchers)
 
 
 def are_watched() -> bool:
     """Return whether this thread's steps are watched. Called for each batch."""
-    return bool(_watchers) or _C.is_profiled()
+    return bool(step_watchers.now) or _C.is_profiled()
 
 
 def watched(steps: Steps, take: Callable[[], Any]) -> Any:
@@ -195,7 +187,7 @@ def watched(steps: Steps, take: Callable[[], Any]) -> Any:
 
 
 def _notify_watchers(steps: Steps, take: Callable[[], Any]) -> Any:
-    watchers = _watchers
+    watchers = step_watchers.now
     if not watchers:
         return take()
     if steps.watched_by is not watchers:

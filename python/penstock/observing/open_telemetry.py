@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from penstock._version import __version__
 from penstock.loader.options import title_of
 from penstock.loader.step_times import PARTS
-from penstock.loader.watched_steps import MadeBatch, WatchedStep, add_watcher, remove_watcher
+from penstock.loader.watched_steps import MadeBatch, WatchedStep, step_watchers
 from penstock.observing.step_trace import stretches
 
 if TYPE_CHECKING:
@@ -93,14 +93,14 @@ class Telemetry:
         self._is_ended = False
         self._series.begin()
         if tracer is not None:
-            add_watcher(self._record_batches)
+            step_watchers.add(self._record_batches)
 
     def end(self) -> None:
         """Stop exporting steps. The metrics keep their counts. Further calls have no effect."""
         if not self._is_ended:
             self._is_ended = True
             self._series.end()
-            remove_watcher(self._record_batches)
+            step_watchers.remove(self._record_batches)
 
     def __enter__(self) -> Telemetry:
         return self
@@ -178,13 +178,13 @@ class _Series:
         with self._lock:
             self._user_count += 1
             if self._user_count == 1:
-                add_watcher(self._note)
+                step_watchers.add(self._note)
 
     def end(self) -> None:
         with self._lock:
             self._user_count -= 1
             if self._user_count == 0:
-                remove_watcher(self._note)
+                step_watchers.remove(self._note)
                 self._left_at.clear()
 
     def name_of(self, step: WatchedStep) -> str:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from penstock._version import __version__
 from penstock.loader.options import title_of
-from penstock.loader.watched_steps import MadeBatch, WatchedStep, add_watcher, remove_watcher
+from penstock.loader.watched_steps import MadeBatch, WatchedStep, step_watchers
 from penstock.observing.trace_file import BASE, check_writable, write_trace
 from penstock.program_line import warn
 from penstock.ranks.sharding import JobRank
@@ -137,7 +137,7 @@ class StepTrace:
         base_s = int(time.time())
         self._unix_base_ns = base_s * 1_000_000_000
         self._base_ns = self._unix_base_ns - (time.time_ns() - time.monotonic_ns())
-        add_watcher(self._note)
+        step_watchers.add(self._note)
         return self
 
     def __exit__(
@@ -160,7 +160,7 @@ class StepTrace:
         """End the trace; return whether this call ended it."""
         with self._lock:
             is_first, self._is_ended = not self._is_ended, True
-        remove_watcher(self._note)
+        step_watchers.remove(self._note)
         return is_first
 
     def _write(self) -> None:
