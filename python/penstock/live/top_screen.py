@@ -43,6 +43,7 @@ from penstock.live.top_tables import (
     share,
     tone_of_waiting,
 )
+from penstock.pool.pool_status import format_spent
 
 _TURN_S = 0.1  # the longest delay of a new status or size
 _ESCAPE_S = 0.025  # the longest time between the bytes of a key
@@ -264,10 +265,8 @@ def _bar(part: float, columns: int, style: str) -> tuple[str | tuple[str, str], 
 
 
 def _engine_line(engine: EngineView) -> Text:
-    money, trouble = "", engine.trouble or engine.refusal
-    if engine.spent is not None:
-        of = "" if engine.budget is None else f" of {engine.budget:g}"
-        money = f"; {engine.spent:.2f}{of} spent"
+    trouble = engine.trouble or engine.refusal
+    money = format_spent(engine.spent, engine.budget)
     return _line(
         f"engine {engine.name}: {engine.running} running, {engine.starting} starting, "
         f"{engine.stopping} stopping, {engine.wanted} wanted ({engine.workers_min} to "

@@ -88,6 +88,12 @@ def numerics_of(member: dict[str, Any]) -> str | None:
     return None if found is None else found["kind"]
 
 
+def format_spent(spent: float | None, budget: float | None) -> str:
+    """Format an engine's expenses: "; 1.20 of 5 spent". "" without a price."""
+    of = "" if budget is None else f" of {budget:g}"
+    return "" if spent is None else f"; {spent:.2f}{of} spent"
+
+
 def status_text(status: PoolStatus, *, with_idle: bool = False) -> str:
     """Format a status for people: a table of the workers, a table of the jobs that they work for,
     and notes on problems. ``with_idle`` includes jobs without recent requests."""
@@ -135,10 +141,7 @@ class _Page:
             )
             if engine[what] or what == "running"
         ]
-        money = ""
-        if engine["spent"] is not None:
-            of = "" if engine["budget"] is None else f" of {engine['budget']:g}"
-            money = f"; {engine['spent']:.2f}{of} spent"
+        money = format_spent(engine["spent"], engine["budget"])
         bounds = f"{engine['workers_min']} to {engine['workers_max']}"
         yield (
             f"engine {name}: {', '.join(counts)}, {engine['wanted']} wanted ({bounds}){money}; "
