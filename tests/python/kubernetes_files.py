@@ -11,7 +11,7 @@ from kubernetes_schemas import Manifest, pod_templates
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy" / "kubernetes"
-FILES = ("pool.yaml", "ray-cluster.yaml")
+FILES = ("pool.yaml", "keda.yaml", "ray-cluster.yaml")
 
 
 def manifests(file: str) -> list[Manifest]:
@@ -55,7 +55,7 @@ def services(file: str) -> dict[str, Manifest]:
 def key_items(template: Manifest) -> list[str]:
     """Return the files of the pod's keys; empty for a pod without keys."""
     for volume in template["spec"].get("volumes", ()):
-        if "secret" in volume:
+        if volume["name"] == "secret":
             assert volume["secret"]["secretName"] == "penstock-keys"
             items = volume["secret"]["items"]
             assert all(item["key"] == item["path"] for item in items)

@@ -2,9 +2,9 @@
 """Validates Kubernetes manifests by schemas that know every field.
 
 Kubernetes' kinds are checked against its published schemas, which the package kubernetes-validate
-contains. A RayCluster is KubeRay's kind; the part of it that the manifests use is described here,
-and its pods are checked as Kubernetes pods. A cluster would drop unknown fields, so here an unknown
-field is an error.
+contains. Kinds of KubeRay, KEDA and the Prometheus operator are described here, in the parts that
+the manifests use, and the pods of a RayCluster are checked as Kubernetes pods. A cluster would drop
+unknown fields, so here an unknown field is an error.
 """
 
 from __future__ import annotations
@@ -16,16 +16,21 @@ import jsonschema
 import kubernetes_validate
 
 RAY_API = "ray.io/v1"
+KEDA_API = "keda.sh/v1alpha1"
+MONITORING_API = "monitoring.coreos.com/v1"
 Manifest = dict[str, Any]
 
 
 def manifest_faults(manifest: Manifest, kubernetes: str) -> list[str]:
     """Return sentences with the location of each error; at most one per pod. ``kubernetes`` is a
     version."""
-    if manifest.get("apiVersion") != RAY_API:
+    api, kind = str(manifest.get("apiVersion")), manifest["kind"]
+    if api in (RAY_API, KEDA_API, MONITORING_API) and kind not in CUSTOM_KINDS:
+        return [f"{kind}: no kind that the manifests use"]
+    if kind not in CUSTOM_KINDS:
         return list(_faults_of_kubernetes_kind(manifest, kubernetes))
     return [
-        *schema_faults(manifest, RAY_CLUSTER),
+        *schema_faults(manifest, CUSTOM_KINDS[kind]),
         *(
             fault
             for name, template in pod_templates(manifest).items()
@@ -56,10 +61,11 @@ def pod_templates(manifest: Manifest) -> dict[str, Manifest]:
 
 
 def strict_schema_of(definition: Manifest) -> Manifest:
-    """Return the schema in a CustomResourceDefinition of RayCluster, with unknown fields as
-    errors."""
+    """Return the schema in a CustomResourceDefinition, with unknown fields as errors."""
     versions = {version["name"]: version for version in definition["spec"]["versions"]}
-    strict = _strict(versions[RAY_API.rpartition("/")[2]]["schema"]["openAPIV3Schema"])
+    kind = CUSTOM_KINDS[definition["spec"]["names"]["kind"]]
+    used = kind["properties"]["apiVersion"]["const"].rpartition("/")[2]
+    strict = _strict(versions[used]["schema"]["openAPIV3Schema"])
     assert isinstance(strict, dict)
     return strict
 
@@ -106,39 +112,149 @@ _TEXTS = {"type": "object", "additionalProperties": _TEXT}
 _COUNT = {"type": "integer", "minimum": 0}
 _TEMPLATE = {"type": "object"}  # checked as a PodTemplate
 
-# Only the fields that the manifests use, with their types in KubeRay 1.7.0. When a manifest uses
-# another field, it is added here as in the operator's definition.
-RAY_CLUSTER = _fields(
-    {
-        "apiVersion": {"const": RAY_API},
-        "kind": {"const": "RayCluster"},
-        "metadata": _fields({"name": _TEXT, "labels": _TEXTS}, "name"),
-        "spec": _fields(
-            {
-                "rayVersion": _TEXT,
-                "enableInTreeAutoscaling": {"type": "boolean"},
-                "authOptions": _fields({"mode": {"enum": ["disabled", "token"]}}),
-                "autoscalerOptions": _fields({"idleTimeoutSeconds": _COUNT}),
-                "headGroupSpec": _fields(
-                    {"rayStartParams": _TEXTS, "template": _TEMPLATE}, "template"
+_METADATA = _fields({"name": _TEXT, "labels": _TEXTS}, "name")
+
+
+def _custom(api: str, kind: str, spec: Manifest) -> Manifest:
+    return _fields(
+        {
+            "apiVersion": {"const": api},
+            "kind": {"const": kind},
+            "metadata": _METADATA,
+            "spec": spec,
+        },
+        *("apiVersion", "kind", "metadata", "spec"),
+    )
+
+
+# Only the fields that the manifests use, with their types in KubeRay 1.7.0, KEDA 2.20 and the
+# Prometheus operator. When a manifest uses another field, it is added here as in the operator's
+# definition.
+RAY_CLUSTER = _custom(
+    RAY_API,
+    "RayCluster",
+    _fields(
+        {
+            "rayVersion": _TEXT,
+            "enableInTreeAutoscaling": {"type": "boolean"},
+            "authOptions": _fields({"mode": {"enum": ["disabled", "token"]}}),
+            "autoscalerOptions": _fields({"idleTimeoutSeconds": _COUNT}),
+            "headGroupSpec": _fields({"rayStartParams": _TEXTS, "template": _TEMPLATE}, "template"),
+            "workerGroupSpecs": {
+                "type": "array",
+                "items": _fields(
+                    {
+                        "groupName": _TEXT,
+                        "replicas": _COUNT,
+                        "minReplicas": _COUNT,
+                        "maxReplicas": _COUNT,
+                        "rayStartParams": _TEXTS,
+                        "template": _TEMPLATE,
+                    },
+                    *("groupName", "minReplicas", "maxReplicas", "template"),
                 ),
-                "workerGroupSpecs": {
-                    "type": "array",
-                    "items": _fields(
+            },
+        },
+        "headGroupSpec",
+    ),
+)
+
+# The trigger's `metadata` is free text in KEDA's definition; these are the options of its scalers
+# metrics-api and prometheus (2.16 to 2.20), whose values KEDA takes as text.
+_TRIGGERS = [
+    ("metrics-api", ("url", "format", "valueLocation", "targetValue", "authMode"), ("url",)),
+    (
+        "prometheus",
+        ("serverAddress", "query", "threshold", "ignoreNullValues", "authModes"),
+        ("serverAddress", "query", "threshold"),
+    ),
+]
+SCALED_OBJECT = _custom(
+    KEDA_API,
+    "ScaledObject",
+    _fields(
+        {
+            "scaleTargetRef": _fields({"apiVersion": _TEXT, "kind": _TEXT, "name": _TEXT}, "name"),
+            "minReplicaCount": _COUNT,
+            "maxReplicaCount": _COUNT,
+            "pollingInterval": _COUNT,
+            "cooldownPeriod": _COUNT,
+            "advanced": _fields(
+                {
+                    "horizontalPodAutoscalerConfig": _fields(
                         {
-                            "groupName": _TEXT,
-                            "replicas": _COUNT,
-                            "minReplicas": _COUNT,
-                            "maxReplicas": _COUNT,
-                            "rayStartParams": _TEXTS,
-                            "template": _TEMPLATE,
-                        },
-                        *("groupName", "minReplicas", "maxReplicas", "template"),
-                    ),
+                            "behavior": _fields(
+                                {"scaleDown": _fields({"stabilizationWindowSeconds": _COUNT})}
+                            )
+                        }
+                    )
+                }
+            ),
+            "triggers": {
+                "type": "array",
+                "minItems": 1,
+                "items": {
+                    "type": "object",
+                    "required": ["type"],
+                    "properties": {"type": {"enum": [name for name, _, _ in _TRIGGERS]}},
+                    "allOf": [
+                        {
+                            "if": {"properties": {"type": {"const": name}}},
+                            "then": _fields(
+                                {
+                                    "type": _TEXT,
+                                    "metricType": {"enum": ["AverageValue", "Value"]},
+                                    "metadata": _fields(dict.fromkeys(options, _TEXT), *required),
+                                    "authenticationRef": _fields({"name": _TEXT}, "name"),
+                                },
+                                "metadata",
+                            ),
+                        }
+                        for name, options, required in _TRIGGERS
+                    ],
                 },
             },
-            "headGroupSpec",
-        ),
-    },
-    *("apiVersion", "kind", "metadata", "spec"),
+        },
+        *("scaleTargetRef", "triggers"),
+    ),
 )
+_SECRET_KEY = {"name": _TEXT, "key": _TEXT}
+TRIGGER_AUTHENTICATION = _custom(
+    KEDA_API,
+    "TriggerAuthentication",
+    _fields(
+        {
+            "secretTargetRef": {
+                "type": "array",
+                "items": _fields({"parameter": _TEXT, **_SECRET_KEY}, "parameter", *_SECRET_KEY),
+            }
+        }
+    ),
+)
+SERVICE_MONITOR = _custom(
+    MONITORING_API,
+    "ServiceMonitor",
+    _fields(
+        {
+            "selector": _fields({"matchLabels": _TEXTS}),
+            "endpoints": {
+                "type": "array",
+                "items": _fields(
+                    {
+                        "port": _TEXT,
+                        "path": _TEXT,
+                        "interval": {"type": "string", "pattern": "^[0-9]+s$"},
+                        "authorization": _fields(
+                            {"type": _TEXT, "credentials": _fields(_SECRET_KEY, *_SECRET_KEY)}
+                        ),
+                    }
+                ),
+            },
+        },
+        *("selector", "endpoints"),
+    ),
+)
+CUSTOM_KINDS = {
+    kind["properties"]["kind"]["const"]: kind
+    for kind in (RAY_CLUSTER, SCALED_OBJECT, TRIGGER_AUTHENTICATION, SERVICE_MONITOR)
+}

@@ -91,18 +91,24 @@ def test_addresses_match_the_services(arguments: list[str], parse: Parse) -> Non
             assert (host, int(port)) in known
 
 
-def test_autoscaler_target_matches_the_worker_pods(parse: Parse) -> None:
-    scaler = files.manifest("pool.yaml", "HorizontalPodAutoscaler", "penstock-worker")["spec"]
+def test_scaler_target_matches_the_worker_pods(parse: Parse) -> None:
+    scaler = files.manifest("keda.yaml", "ScaledObject", "penstock-worker")["spec"]
     target = scaler["scaleTargetRef"]
     workers = files.manifest("pool.yaml", target["kind"], target["name"])
     assert target["apiVersion"] == workers["apiVersion"]
     assert "replicas" not in workers["spec"]
-    assert scaler["minReplicas"] <= scaler["maxReplicas"]
-    (metric,) = scaler["metrics"]
+    assert scaler["minReplicaCount"] <= scaler["maxReplicaCount"]
+    (trigger,) = scaler["triggers"]
     processes = options_of(parse, "penstock-worker").processes
-    assert int(metric["external"]["target"]["averageValue"]) == processes
+    assert trigger["metricType"] == "AverageValue"
+    assert int(trigger["metadata"]["targetValue"]) == processes
     (container,) = workers["spec"]["template"]["spec"]["containers"]
     assert int(container["resources"]["requests"]["cpu"]) == processes
+
+
+def test_worker_pod_ends_after_its_workers(parse: Parse) -> None:
+    pod = files.every_pod()["penstock-worker"]["spec"]
+    assert options_of(parse, "penstock-worker").grace < pod["terminationGracePeriodSeconds"]
 
 
 def test_ray_cluster_has_room_for_all_workers_of_penstock_up(parse: Parse) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from penstock import _pool
+from penstock.live.dashboard_access import read_token
 
 # Not installed on machines with a GPU (.make/gpu_packages.txt).
 files = pytest.importorskip("kubernetes_files", reason="needs kubernetes-validate")
@@ -40,11 +41,13 @@ class Pod:
             (self.secret / name).symlink_to(f"..data/{name}")
         self.keys.mkdir()
         self.keys.chmod(0o2777)
+        (folder / "token").mkdir()
+        (folder / "token" / "token").write_text("0123456789abcdef")
 
     def run_init_container(self) -> None:
         (container,) = self._template["spec"]["initContainers"]
         command = shlex.join(files.command_of(container))
-        for path in ("secret", "keys"):
+        for path in ("secret", "keys", "token"):
             command = command.replace(f"/{path}/", f"{self._folder}/{path}/")
         subprocess.run(shlex.split(command), check=True, timeout=30)
 
@@ -59,6 +62,12 @@ def test_init_container_copies_the_keys_with_private_modes(name: str, tmp_path: 
     for path in folder.iterdir():
         assert stat.S_ISREG(path.lstat().st_mode)
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_init_container_copies_the_token_of_the_dashboard(tmp_path: Path) -> None:
+    pod = Pod(tmp_path, PODS["penstock-controller"])
+    pod.run_init_container()
+    assert read_token(str(pod.keys / "dashboard.token")) == "0123456789abcdef"
 
 
 def test_controller_accepts_the_copied_keys_but_not_the_secret(tmp_path: Path) -> None:

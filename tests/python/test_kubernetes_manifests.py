@@ -3,7 +3,9 @@
 agree. No cluster is needed.
 
 With PENSTOCK_RAYCLUSTER_CRD=FILE the RayCluster is checked against the whole definition, too;
-`kubectl get crd rayclusters.ray.io -o yaml` prints an operator's definition.
+`kubectl get crd rayclusters.ray.io -o yaml` prints an operator's definition. The same holds for
+PENSTOCK_SCALEDOBJECT_CRD and scaledobjects.keda.sh, and for PENSTOCK_TRIGGERAUTHENTICATION_CRD and
+triggerauthentications.keda.sh.
 """
 
 from __future__ import annotations
@@ -25,7 +27,14 @@ Manifest = dict[str, Any]
 FILES = files.FILES
 PODS = files.every_pod()
 KUBERNETES = ("1.30", "1.37")  # versions whose schemas the manifests must satisfy
-CRD_VARIABLE = "PENSTOCK_RAYCLUSTER_CRD"
+CUSTOM = [
+    ("ray-cluster.yaml", "RayCluster", "penstock-ray", "PENSTOCK_RAYCLUSTER_CRD"),
+    ("keda.yaml", "ScaledObject", "penstock-worker", "PENSTOCK_SCALEDOBJECT_CRD"),
+    (
+        *("keda.yaml", "TriggerAuthentication", "penstock-dashboard"),
+        "PENSTOCK_TRIGGERAUTHENTICATION_CRD",
+    ),
+]
 
 EVERY_MANIFEST = [
     pytest.param(found, id=f"{file}-{found['kind']}-{found['metadata']['name']}")
@@ -56,12 +65,15 @@ def changed(found: Manifest, path: str, value: Any) -> Manifest:
 
 POD = "spec.template.spec"
 GROUP = "spec.workerGroupSpecs.0"
+TRIGGER = "spec.triggers.0"
+SECRET = "spec.secretTargetRef.0"
 FAULTS = [
     # Unknown fields.
     ("pool.yaml", "Service", "penstock-controller", "spec.selectors", {"a": "b"}, "'selectors'"),
     ("pool.yaml", "Deployment", "penstock-worker", f"{POD}.gracePeriod", 60, "'gracePeriod'"),
     ("pool.yaml", "Deployment", "penstock-worker", f"{POD}.containers.0.cmd", [], "'cmd'"),
-    ("pool.yaml", "HorizontalPodAutoscaler", "penstock-worker", "spec.max", 16, "'max'"),
+    ("keda.yaml", "ScaledObject", "penstock-worker", "spec.maxReplicas", 16, "'maxReplicas'"),
+    ("keda.yaml", "ScaledObject", "penstock-worker", f"{TRIGGER}.metadat", {}, "'metadat'"),
     ("ray-cluster.yaml", "Job", "penstock-up", f"{POD}.containers.0.arg", [], "'arg'"),
     ("ray-cluster.yaml", "RayCluster", "penstock-ray", "spec.autoscaling", True, "'autoscaling'"),
     ("ray-cluster.yaml", "RayCluster", "penstock-ray", f"{GROUP}.max", 16, "'max'"),
@@ -69,14 +81,16 @@ FAULTS = [
     # Values of another type, and a value outside the enumeration.
     ("pool.yaml", "Service", "penstock-controller", "spec.ports.0.port", "7000", "'7000'"),
     ("pool.yaml", "Deployment", "penstock-worker", f"{POD}.containers.0.args", [4], "4 is not"),
-    ("pool.yaml", "HorizontalPodAutoscaler", "penstock-worker", "spec.maxReplicas", "9", "'9'"),
+    ("keda.yaml", "ScaledObject", "penstock-worker", "spec.maxReplicaCount", "9", "'9'"),
+    ("keda.yaml", "ScaledObject", "penstock-worker", f"{TRIGGER}.metadata.url", 4, "4 is not"),
     ("ray-cluster.yaml", "RayCluster", "penstock-ray", f"{GROUP}.maxReplicas", "9", "'9'"),
     ("ray-cluster.yaml", "RayCluster", "penstock-ray", f"{GROUP}.rayStartParams.x", 4, "4 is not"),
     ("ray-cluster.yaml", "RayCluster", "penstock-ray", "spec.authOptions.mode", "open", "'open'"),
     # Required fields.
     ("pool.yaml", "Deployment", "penstock-worker", "spec.selector", None, "'selector'"),
     ("pool.yaml", "Deployment", "penstock-worker", f"{POD}.containers", None, "'containers'"),
-    ("pool.yaml", "HorizontalPodAutoscaler", "penstock-worker", "spec.maxReplicas", None, "'max"),
+    ("keda.yaml", "ScaledObject", "penstock-worker", "spec.scaleTargetRef", None, "'scaleTarget"),
+    ("keda.yaml", "TriggerAuthentication", "penstock-dashboard", f"{SECRET}.key", None, "'key'"),
     ("ray-cluster.yaml", "Job", "penstock-up", "spec.template", None, "'template'"),
     ("ray-cluster.yaml", "RayCluster", "penstock-ray", "spec.headGroupSpec", None, "'headGroup"),
     ("ray-cluster.yaml", "RayCluster", "penstock-ray", f"{GROUP}.groupName", None, "'groupName'"),
@@ -93,21 +107,19 @@ def test_wrong_field_is_reported(
     assert told in faults[0]
 
 
-@pytest.mark.skipif(CRD_VARIABLE not in os.environ, reason=f"{CRD_VARIABLE} names no definition")
-def test_ray_cluster_satisfies_the_whole_definition() -> None:
-    definition = yaml.safe_load(Path(os.environ[CRD_VARIABLE]).read_text(encoding="utf-8"))
+@pytest.mark.parametrize(("file", "kind", "name", "variable"), CUSTOM)
+def test_manifest_satisfies_the_whole_definition(
+    file: str, kind: str, name: str, variable: str
+) -> None:
+    if variable not in os.environ:
+        pytest.skip(f"{variable} names no definition")
+    definition = yaml.safe_load(Path(os.environ[variable]).read_text(encoding="utf-8"))
     schema = schemas.strict_schema_of(definition)
-    assert (
-        schemas.schema_faults(
-            files.manifest("ray-cluster.yaml", "RayCluster", "penstock-ray"), schema
-        )
-        == []
-    )
-    for file, kind, name, path, value, told in FAULTS:
-        if kind == "RayCluster":
-            faults = schemas.schema_faults(
-                changed(files.manifest(file, kind, name), path, value), schema
-            )
+    found = files.manifest(file, kind, name)
+    assert schemas.schema_faults(found, schema) == []
+    for *which, path, value, told in FAULTS:
+        if which == [file, kind, name]:
+            faults = schemas.schema_faults(changed(found, path, value), schema)
             assert [told in fault for fault in faults] == [True]
 
 
