@@ -4,6 +4,7 @@ by shellcheck and on real Slurm daemons, and each command by penstock's parser."
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -34,7 +35,7 @@ def variables() -> dict[str, str]:
     """The variables of the units' environment file, and the variables that Slurm sets."""
     lines = (DEPLOY / "systemd" / "pool.env").read_text(encoding="utf-8").splitlines()
     pairs = [line.split("=", 1) for line in lines if not line.startswith("#")]
-    return {**dict(pairs), "SLURM_CPUS_PER_TASK": "4", "PENSTOCK_KEYS": "keys"}
+    return {**dict(pairs), "SLURM_CPUS_PER_TASK": "4", "PENSTOCK_KEYS": "keys", "cpus": "4"}
 
 
 def filled(command: str) -> list[str]:
@@ -148,13 +149,25 @@ def test_compose_accepts_the_file() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+# For programs of jobs: on a busy machine their data would end before all workers have started.
+WAIT_FOR_WORKERS = """
+import json, os, time
+from penstock import _pool
+
+def wait_for_workers(count):
+    place = os.environ["PENSTOCK_POOL"], os.environ["PENSTOCK_KEYS"]
+    while len(json.loads(_pool.pool_status(*place, 60.0))["workers"]) < count:
+        time.sleep(0.2)
+"""
+
+
 class Jobs:
     """Slurm's daemons, and an environment in which jobs find penstock."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, node_count: int) -> None:
         self.folder = folder
         self.pool = PoolProcesses(folder)
-        self.cluster = SlurmCluster(folder / "slurm", node_count=2, cpus=2)
+        self.cluster = SlurmCluster(folder / "slurm", node_count=node_count, cpus=2)
         (folder / "bin").mkdir()
         command = folder / "bin" / "penstock"
         command.write_text(f'#!/bin/sh\nexec {sys.executable} -m penstock "$@"\n')
@@ -178,11 +191,14 @@ class Jobs:
 
 
 @pytest.fixture
-def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
+def jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[Jobs]:
+    """Two nodes, or as many as the test asks for."""
     for name in ("PENSTOCK_POOL", "PENSTOCK_KEYS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    started = Jobs(tmp_path)
+    started = Jobs(tmp_path, getattr(request, "param", 2))
     monkeypatch.setenv("XDG_RUNTIME_DIR", started.pool.environment["XDG_RUNTIME_DIR"])
     try:
         yield started
@@ -195,7 +211,8 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
 @needs_slurm
 def test_slurm_training_uses_workers_on_all_its_nodes(jobs: Jobs) -> None:
     (jobs.folder / "train.py").write_text(
-        textwrap.dedent(
+        WAIT_FOR_WORKERS
+        + textwrap.dedent(
             """
             import os, sys, time
             from torch.utils.data import DataLoader, Dataset
@@ -207,6 +224,7 @@ def test_slurm_training_uses_workers_on_all_its_nodes(jobs: Jobs) -> None:
                     time.sleep(1.0 if own else 0.05)
                     return index, int(os.environ.get("SLURM_NODEID", 0)), own
 
+            wait_for_workers(4)
             batches = list(DataLoader(Nodes(), batch_size=1, num_workers=1))
             print("in order", [int(index) for index, _, _ in batches] == list(range(120)))
             print("nodes", sorted({int(node) for _, node, own in batches if not own}))
@@ -245,3 +263,119 @@ def test_slurm_workers_serve_an_external_pool(jobs: Jobs) -> None:
     refused = jobs.sbatch("--wait", "--cpus-per-task=1", script)
     assert refused.returncode != 0
     assert "PENSTOCK_POOL: is not set" in (jobs.folder / "job.out").read_text()
+
+
+HETJOB = DEPLOY / "slurm" / "hetjob.sbatch"
+
+
+def submit_hetjob(jobs: Jobs, train_nodes: int, *arguments: str) -> tuple[int, str]:
+    """Run a job with two nodes of workers; return its exit code and its output."""
+    done = jobs.sbatch(
+        *("--wait", f"--nodes={train_nodes}", "--cpus-per-task=2"),
+        *(":", "--nodes=2", "--cpus-per-task=2", str(HETJOB), *arguments),
+        PENSTOCK_HOST="127.0.0.1",
+    )
+    return done.returncode, (jobs.folder / "job.out").read_text() + done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@needs_slurm
+@pytest.mark.parametrize("jobs", [3], indirect=True)
+def test_heterogeneous_job_has_its_workers_on_the_second_component(jobs: Jobs) -> None:
+    (jobs.folder / "train.py").write_text(
+        WAIT_FOR_WORKERS
+        + textwrap.dedent(
+            """
+            import os, sys, time
+            from torch.utils.data import DataLoader, Dataset
+
+            class Nodes(Dataset):
+                def __len__(self): return 120
+                def __getitem__(self, index):
+                    node = int(os.environ["SLURMD_NODENAME"].removeprefix("n"))
+                    time.sleep(1.0 if node == 0 else 0.05)
+                    return index, node
+
+            wait_for_workers(4)
+            batches = list(DataLoader(Nodes(), batch_size=1, num_workers=1))
+            print("in order", [int(index) for index, _ in batches] == list(range(120)))
+            print("trainer on", os.environ["SLURMD_NODENAME"])
+            print("workers on", sorted({int(node) for _, node in batches} - {0}))
+            sys.exit(int(sys.argv[1]))
+            """
+        )
+    )
+    code, told = submit_hetjob(jobs, 1, "train.py", "7")
+    assert code == 7, told
+    assert "in order True\n" in told
+    assert "trainer on n0\n" in told
+    assert "workers on [1, 2]\n" in told
+    assert [path.name for path in jobs.folder.glob("penstock-keys-*")] == []
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@needs_slurm
+@pytest.mark.parametrize("jobs", [4], indirect=True)
+def test_torchrun_joins_the_nodes_of_the_first_component(jobs: Jobs) -> None:
+    (jobs.folder / "train.py").write_text(
+        WAIT_FOR_WORKERS
+        + textwrap.dedent(
+            """
+            import os, time
+            import torch, torch.distributed as dist
+            from torch.utils.data import Dataset
+            from penstock import DataLoader, Ranks
+
+            class Nodes(Dataset):
+                def __len__(self): return 64
+                def __getitem__(self, index):
+                    node = int(os.environ["SLURMD_NODENAME"].removeprefix("n"))
+                    time.sleep(1.0 if node < 2 else 0.05)
+                    return index, node
+
+            dist.init_process_group("gloo")
+            loader = DataLoader(Nodes(), num_workers=1, ranks=Ranks(global_batch_size=8))
+            wait_for_workers(4)
+            batches = list(loader)
+            seen = torch.zeros(64)
+            for indices, _ in batches:
+                seen[indices] += 1
+            dist.all_reduce(seen)
+            nodes = torch.zeros(4)
+            for _, places in batches:
+                nodes[places] = 1
+            dist.all_reduce(nodes)
+            own = os.environ["SLURMD_NODENAME"]
+            print(f"rank {dist.get_rank()} of {dist.get_world_size()}, each once "
+                  f"{bool((seen == 1).all())}, workers on {nodes[2:].bool().tolist()}\\n", end="")
+            with open(f"rank-on-{own}", "w") as file:
+                file.write("done")
+            dist.destroy_process_group()
+            """
+        )
+    )
+    code, told = submit_hetjob(jobs, 2, "-m", "torch.distributed.run", "train.py")
+    assert code == 0, told
+    for rank in range(2):
+        assert f"rank {rank} of 2, each once True, workers on [True, True]\n" in told
+    assert sorted(path.name for path in jobs.folder.glob("rank-on-*")) == [
+        *("rank-on-n0", "rank-on-n1")
+    ]
+
+
+def test_heterogeneous_job_with_other_components_is_rejected(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["bash", str(HETJOB), "train.py"],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "SLURM_HET_SIZE": "3"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        "the job must have 2 components, got 3; separate their options by ' : '\n"
+    )
+    assert [*tmp_path.iterdir()] == []
