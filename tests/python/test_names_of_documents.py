@@ -47,7 +47,6 @@ OUTSIDE: dict[str, str] = {
         rate_based_cluster_autoscaler.py ray.train.get_dataset_shard read_images
         streaming_split""",
     "Slurm": "GraceTime SlurmdTimeout sacct",
-    "SPDL": "max_failures",
     "systemd": "Delegate",
     "tf.data service": """DispatchServer ShardingPolicy auto_scaler.cc consumer_index
         dispatcher_address fault_tolerant_mode from_tensor_slices interleave
