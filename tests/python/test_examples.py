@@ -5,6 +5,7 @@ correct, and it fails when it should."""
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from types import ModuleType
 from xml.etree import ElementTree
 
 import pytest
+import torch
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 Quickstart = Callable[..., int]
@@ -197,6 +199,52 @@ def test_asynchronous_rollouts_train_on_each_prompt_once(tmp_path: Path) -> None
     assert "stopped at step 20" in said[0] and "resumed at step 20" in said[1]
     assert re.search(r"[1-9]\d* prompts are repeated", said[1])
     assert "400 prompts, each trained on 2 times" in said[2]
+
+
+@pytest.fixture
+def video(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    pytest.importorskip("torchcodec.decoders", reason="needs torchcodec", exc_type=ImportError)
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return pytest.importorskip("video")
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_video_loaders_deliver_the_same_uint8_frames(video: ModuleType, tmp_path: Path) -> None:
+    folder = tmp_path / "episodes"
+    video.make_episodes(folder, 1, 24)
+    dataset = video.Episodes(folder)
+    oracle = video.VideoDecoder(folder / "000-wrist.mp4")
+    for index in (0, 5, 23):
+        sample = dataset[index]["observation.images.wrist"]
+        assert sample.dtype == torch.uint8
+        frames = [oracle[max(0, index + step)] for step in video.HISTORY]
+        assert torch.equal(sample, torch.stack(frames))
+    # Its loaders in the trainer, with workers forked after the videos were opened, and with a pool.
+    command = [sys.executable, "-m", "penstock", "run", "--pool-local", "1"]
+    command += [str(EXAMPLES / "video.py"), "--folder", str(folder), "--episodes", "1"]
+    command += ["--frames", "24", "--measure", "1"]
+    runtime = tmp_path / "run"  # for the keys of the pool
+    runtime.mkdir(mode=0o700)
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(runtime)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "4 loaders with bit-for-bit identical batches" in done.stdout
+
+
+def test_video_example_names_what_is_not_installed(tmp_path: Path) -> None:
+    (tmp_path / "torchcodec").mkdir()
+    (tmp_path / "torchcodec" / "__init__.py").write_text("raise RuntimeError('no libavutil\\nx')")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "video.py")],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        "examples/video.py needs torchcodec and FFmpeg's libraries, got: no libavutil; run "
+    )
 
 
 def test_plot_shows_the_parts_of_a_step_in_proportion(
