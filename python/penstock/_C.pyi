@@ -595,7 +595,7 @@ class Stream:
     def next(
         self,
         timeout_s: float,
-        loads: Callable[[bytes, list[torch.Tensor]], Any],
+        loads: Callable[[bytes, list[torch.Tensor]], Any] | None,
         open_storage: Callable[[int, int], torch.UntypedStorage],
         stand_in: Callable[[torch.Tensor], torch.Tensor] | None,
     ) -> tuple[int, Any, Any, int, bytes | None]: ...
@@ -603,7 +603,7 @@ class Stream:
         self,
         batch_count: int,
         timeout_s: float,
-        loads: Callable[[bytes, list[torch.Tensor]], Any],
+        loads: Callable[[bytes, list[torch.Tensor]], Any] | None,
         open_storage: Callable[[int, int], torch.UntypedStorage],
         stand_in: Callable[[torch.Tensor], torch.Tensor] | None,
     ) -> tuple[int, Any, Any, int, bytes | None]: ...

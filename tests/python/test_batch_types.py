@@ -444,6 +444,26 @@ def test_registration_travels_with_the_job(pool: PoolProcesses) -> None:
     assert batches == list(torch.utils.data.DataLoader(dataset, **options))
 
 
+class Registering(Containers):
+    """Has its worker send a class that the trainer's program has not registered."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        penstock.register_batch_type(Pair)
+        return super().__getitem__(index)
+
+
+def test_pools_worker_chooses_no_class_without_trust(pool: PoolProcesses) -> None:
+    pool.start_worker()
+    dataset = Registering(CONTAINERS["Pair"])
+    options: dict[str, Any] = {"batch_size": 4, "collate_fn": dataset.collate}
+    address = {"address": pool.endpoint, "code_paths": [CODE]}
+    loader = DataLoader(dataset, pool=Pool(**address), **options)
+    with pytest.raises(UnsupportedError, match=r":Pair', which this process has not registered"):
+        next(iter(loader))
+    trusting = DataLoader(dataset, pool=Pool(**address, trust_workers=True), **options)
+    assert is_same(list(trusting), list(torch.utils.data.DataLoader(dataset, **options)))
+
+
 def test_pickled_objects_keep_pickles_results() -> None:
     """A local worker's objects are what pickle would have made of them."""
     for make in (*KNOWN.values(), *REGISTERED.values()):

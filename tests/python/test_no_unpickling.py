@@ -70,7 +70,7 @@ WHOSE_BYTES = {
     ): "modules of a fixed list, whose settings a job carries",
     (
         "loader/local_iterator.py",
-        "LocalPoolIter._take",
+        "LocalPoolIter._loads",
         "penstock.worker.batch_pickle.loads",
     ): "as batch_pickle.loads",
     (

@@ -15,6 +15,7 @@ import sys
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -446,11 +447,13 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         if within_s is not None:
             wait_s = within_s
         while True:
-            stand_in = self._delivery.stand_in
+            stand_in, unpickle = self._delivery.stand_in, self._loads
             if ahead_count > 0:
-                event = self._stream.look_ahead(ahead_count, wait_s, loads, open_shared, stand_in)
+                event = self._stream.look_ahead(
+                    ahead_count, wait_s, unpickle, open_shared, stand_in
+                )
             else:
-                event = self._stream.next(wait_s, loads, open_shared, stand_in)
+                event = self._stream.next(wait_s, unpickle, open_shared, stand_in)
             kind, value, extra, shard_id, state = event
             if kind == _BATCH:
                 if type(extra) is not bool:
@@ -480,6 +483,12 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
                     return NoBatch.LATE
                 if self._timeout > 0 and (deadline is None or time.monotonic() >= deadline):
                     return NoBatch.LATE
+
+    @property
+    def _loads(self) -> Callable[[bytes, list[torch.Tensor]], Any] | None:
+        """Unpickles a batch. None if the workers are not trusted: they send no pickles, and only
+        objects of classes that this process has registered."""
+        return loads
 
     def _end_or_raise(self, taken: Taken) -> NoReturn:
         if isinstance(taken, Exception):

@@ -7,9 +7,11 @@ import functools
 import os
 import pickle
 import sys
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
 
+import torch
 from torch.utils.data import DataLoader
 
 from penstock import _C
@@ -54,6 +56,7 @@ class PoolIter(LocalPoolIter):
     def __init__(self, loader: DataLoader[Any]) -> None:
         options = LoaderOptions.of(loader)
         self._pool_remedy = pool_remedy(options.pool)
+        self._trusts_workers = options.trust_workers
         if options.seeding is None and not options.shard_by_rank:
             _report_seeding()
         try:
@@ -130,6 +133,10 @@ class PoolIter(LocalPoolIter):
     def _error_of(self, report: SkipReport) -> Exception:
         type_name, text = report.error
         return make_error(type_name, text, "in a penstock worker")
+
+    @property
+    def _loads(self) -> Callable[[bytes, list[torch.Tensor]], Any] | None:
+        return super()._loads if self._trusts_workers else None
 
     def first_answer(self) -> Any:
         """Return the first batch, or the exception in its place; None if there is neither. It waits
