@@ -91,6 +91,12 @@ py::object to_python(const BatchRecord::RemoteError& remote) {
   return make_error(remote.type_name, remote.text, where);
 }
 
+// The error of a batch that cannot be rebuilt here, which names the pool's worker that sent the batch.
+py::object name_sender(const py::object& error, const Batch& batch) {
+  if (batch.record().sender().empty()) return error;
+  return py::module_::import("penstock.pool.worker_errors").attr("name_sender")(error, batch.record().sender());
+}
+
 // Makes Python find or create the storages of shared-memory files, as torch does for files sent through a queue: a file
 // that this process has already mapped shares one storage.
 void open_shared_files(Batch& batch, const py::object& open_storage) {
@@ -128,7 +134,7 @@ py::tuple to_python(Client::Event& event, Batch* of_event, const py::object& loa
     value = decode_nest(batch.record().frame().nest, batch.tensors().all(), loads);
   } catch (py::error_already_set& error) {
     event.is_unreadable = true;
-    return py::make_tuple(kind, error.value(), py::bool_(false), event.shard_id, std::move(state));
+    return py::make_tuple(kind, name_sender(error.value(), batch), py::bool_(false), event.shard_id, std::move(state));
   }
   py::object extra = py::none();
   if (batch.record().raises()) {

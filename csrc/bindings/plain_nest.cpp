@@ -35,7 +35,7 @@ std::string type_name(py::handle object) {
 // The reason why a tensor cannot be in the tensor table, worded to follow "a torch.Tensor".
 std::string tensor_refusal(const at::Tensor& tensor) {
   if (tensor.requires_grad()) return " that requires grad";
-  if (tensor.layout() != at::kStrided) return " that is sparse";
+  if (tensor.layout() != at::kStrided) return " of the layout " + c10::str(tensor.layout());
   if (!tensor.device().is_cpu()) return " on " + tensor.device().str();
   return " that is not a plain tensor of numbers";
 }
@@ -93,6 +93,9 @@ class PlainEncoder {
   void encode_tensor(py::handle object) {
     const at::Tensor& tensor = THPVariable_Unpack(object.ptr());
     if (is_in_key_) refuse_type("a torch.Tensor as a key");
+    if (has_components(tensor)) {
+      if (const auto flat = flatten_object(object, false)) return encode_object(object, *flat);
+    }
     if (!worker::is_plain_tensor(tensor)) refuse_type("a torch.Tensor" + tensor_refusal(tensor));
     result_.nest.tensor(place_of(tensor.unsafeGetTensorImpl(), [&] { return tensor; }));
   }

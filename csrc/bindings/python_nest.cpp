@@ -165,7 +165,7 @@ class NestEncoder {
 
   bool encode(PyObject* object, uint32_t depth) {
     NestWriter& nest = result_.nest;
-    if (is_exact_tensor(object)) return encode_tensor(THPVariable_Unpack(object));
+    if (is_exact_tensor(object)) return encode_tensor(object, depth);
     if (object == Py_None) return nest.none(), true;
     if (PyBool_Check(object)) return nest.boolean(object == Py_True), true;
     if (PyLong_CheckExact(object)) return encode_integer(object);
@@ -216,14 +216,16 @@ class NestEncoder {
     return true;
   }
 
-  bool encode_tensor(const at::Tensor& tensor) {
-    const auto [place, is_new] =
-        places_.try_emplace(tensor.unsafeGetTensorImpl(), static_cast<uint32_t>(result_.tensors.size()));
-    if (is_new) {
+  bool encode_tensor(PyObject* object, uint32_t depth) {
+    const at::Tensor& tensor = THPVariable_Unpack(object);
+    auto known = places_.find(tensor.unsafeGetTensorImpl());
+    if (known == places_.end()) {
+      if (has_components(tensor)) return depth + 1 < wire::kNestDepthMax && encode_object(object, depth);
       if (!worker::is_plain_tensor(tensor) || result_.tensors.size() >= wire::kTensorCountMax) return false;
+      known = places_.emplace(tensor.unsafeGetTensorImpl(), static_cast<uint32_t>(result_.tensors.size())).first;
       result_.tensors.push_back(tensor);
     }
-    result_.nest.tensor(place->second);
+    result_.nest.tensor(known->second);
     return true;
   }
 
@@ -383,6 +385,8 @@ py::object decode_nest(std::span<const std::byte> nest, const std::vector<at::Te
                        const py::object& loads) {
   return NestDecoder(nest, tensors, loads).decode();
 }
+
+bool has_components(const at::Tensor& tensor) { return tensor.layout() != at::kStrided || tensor.is_nested(); }
 
 bool is_exact_tensor(PyObject* object) { return Py_TYPE(object) == reinterpret_cast<PyTypeObject*>(THPVariableClass); }
 

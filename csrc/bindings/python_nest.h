@@ -2,9 +2,9 @@
 #pragma once
 // Conversion between a Python batch and its nest (wire/nest.h). Only this code, python_collate, plain_nest and
 // python_content walk Python objects. Exact dicts, lists, tuples, text, numbers, None and plain tensors become tokens,
-// and so do objects of classes that penstock.stream.batch_types can take apart; any other object, or a container that
-// occurs twice, makes the whole batch one pickle, whose tensors are still sent in the table. A named tuple is
-// identified by the name of its class, "module:qualified name", which both sides have.
+// and so do sparse and nested tensors and objects of classes that penstock.stream.batch_types can take apart; any other
+// object, or a container that occurs twice, makes the whole batch one pickle, whose tensors are still sent in the
+// table. A named tuple is identified by the name of its class, "module:qualified name", which both sides have.
 
 #include <ATen/core/Tensor.h>
 #include <pybind11/pybind11.h>
@@ -44,6 +44,9 @@ EncodedNest encode_nest(pybind11::handle object, const pybind11::object& dumps);
 // None if the check accepts no pickles. Raises PenstockError for damage that the check cannot detect.
 pybind11::object decode_nest(std::span<const std::byte> nest, const std::vector<at::Tensor>& tensors,
                              const pybind11::object& loads);
+
+// Whether a tensor consists of others, as sparse and nested tensors do; it is sent as an object with these as children.
+bool has_components(const at::Tensor& tensor);
 
 // Whether `object` is exactly a torch.Tensor, no subclass and no Parameter.
 bool is_exact_tensor(PyObject* object);

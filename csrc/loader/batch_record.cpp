@@ -56,18 +56,15 @@ void BatchRecord::describe(std::vector<TensorEntry> tensors, std::vector<std::st
   }
 }
 
-// The stand-in of a withheld leaf is a tensor, so the leaf must be one, too.
 Result<void> BatchRecord::check_withheld() const {
   if (withheld_bytes() == 0) return {};
-  wire::NestReader reader(frame_.nest);
-  while (!reader.at_end()) {
-    const wire::NestToken token = reader.next().value();  // already validated
-    const bool is_array = token.tag == wire::NestTag::kArray && is_withheld(token.count);
-    if (!is_array && token.tag != wire::NestTag::kPickle) continue;
+  const auto fixed = wire::fixed_leaves(frame_.nest);
+  for (size_t index = 0; index < frame_.leaf_count(); ++index) {
+    if (!is_withheld(index) || (fixed && !fixed->contains(static_cast<uint32_t>(index)))) continue;
     return Fault{
         Errc::kMalformed,
-        "a batch was received without a value that is not a tensor; trainer and workers must run the same version of "
-        "penstock"};
+        "a batch was received without a value that no tensor can stand in for; trainer and workers must run the same "
+        "version of penstock"};
   }
   return {};
 }

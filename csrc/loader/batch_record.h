@@ -58,6 +58,10 @@ class BatchRecord {
   bool has_state() const { return (facts_.flags & wire::kBatchHasState) != 0; }
   const std::optional<RemoteError>& remote_error() const { return remote_error_; }
 
+  // The name of the pool's worker that sent the batch, for messages; empty for a local worker's batch.
+  const std::string& sender() const { return sender_; }
+  void set_sender(const std::string& worker) { sender_ = worker; }
+
   // The batch's worker, and the times of the stages that it has passed so far.
   BatchTimes& times() { return times_; }
 
@@ -90,6 +94,7 @@ class BatchRecord {
   std::vector<std::string> keys_;  // of a batch made in this process; the frame's views point here, too
   wire::Frame frame_;
   uint64_t nest_bytes_ = 0;  // size of the record's values, as counted by check_nest()
+  std::string sender_;
   std::vector<std::byte> state_;
   std::optional<Origin> origin_;
   std::optional<RemoteError> remote_error_;

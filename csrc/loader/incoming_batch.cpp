@@ -172,6 +172,7 @@ Result<std::unique_ptr<Batch>> batch_of(const wire::PoolAnswer& answer, std::opt
     return Fault{Errc::kMalformed, "it omitted parts of a batch that was requested in full"};
   batch.value()->tensors().find_nonstandard_bools();
   batch.value()->record().set_state(answer.state);
+  batch.value()->record().set_sender(worker);
   return batch;
 }
 

@@ -284,6 +284,39 @@ Result<void> check_python_values(std::span<const std::byte> bytes, std::span<con
   return {};
 }
 
+std::optional<std::set<uint32_t>> fixed_leaves(std::span<const std::byte> bytes) {
+  struct Open {
+    uint64_t left = 1;  // values still expected
+    bool is_object = false;
+  };
+  std::set<uint32_t> fixed;
+  NestReader reader(bytes);
+  std::vector<Open> open(1);  // innermost last
+  while (!open.empty()) {
+    if (open.back().left == 0) {
+      open.pop_back();
+      continue;
+    }
+    --open.back().left;
+    const auto token = reader.next();
+    if (!token || token.value().tag == NestTag::kPickle) return std::nullopt;
+    const uint32_t count = token.value().count;
+    switch (token.value().tag) {
+      case NestTag::kTensor:
+        if (open.back().is_object) fixed.insert(count);
+        break;
+      case NestTag::kArray: fixed.insert(count); break;
+      case NestTag::kList:
+      case NestTag::kTuple:
+      case NestTag::kNamedTuple: open.push_back({.left = count}); break;
+      case NestTag::kObject: open.push_back({.left = count, .is_object = true}); break;
+      case NestTag::kDict: open.push_back({.left = uint64_t{count} * 2}); break;
+      default: break;
+    }
+  }
+  return fixed;
+}
+
 namespace {
 
 Fault malformed_packed(std::string_view reason) { return malformed("a batch record with its payload", reason); }

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -136,6 +137,10 @@ Result<uint64_t> check_nest(std::span<const std::byte> bytes, uint32_t tensor_co
 // are UTF-8, dictionary keys are hashable, and arrays match their tensors. Named tuples, objects and dates can be
 // checked only by Python.
 Result<void> check_python_values(std::span<const std::byte> bytes, std::span<const TensorEntry> leaves);
+
+// The leaves of a nest that no stand-in tensor can replace: numpy arrays, and direct children of an object, since its
+// class makes the object from their values. Empty for a nest that cannot be read token by token.
+std::optional<std::set<uint32_t>> fixed_leaves(std::span<const std::byte> bytes);
 
 constexpr uint32_t kArrayDtypeBytesMax = 64;
 

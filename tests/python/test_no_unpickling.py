@@ -155,7 +155,14 @@ NATIVE_WHOSE_BYTES = {
         "device/cuda_device.cpp",
         "::dlopen(file.c_str()",
     ): "our own library for CUDA, beside the one that loads it",
-    ("bindings/bind_loader.cpp", 'module_::import("penstock.pool.worker_errors")'): "a fixed name",
+    (
+        "bindings/bind_loader.cpp",
+        'module_::import("penstock.pool.worker_errors").attr("make_error")',
+    ): "a fixed name",
+    (
+        "bindings/bind_loader.cpp",
+        'module_::import("penstock.pool.worker_errors").attr("name_sender")',
+    ): "a fixed name",
     ("bindings/python_array.cpp", 'module_::import("numpy")'): "a fixed name",
     ("bindings/python_array.cpp", '"numpy").attr("dtype")'): "a fixed name",
     ("bindings/python_array.cpp", '"numpy").attr("ndarray")'): "a fixed name",

@@ -288,6 +288,12 @@ def with_an_attribute() -> Any:
     return value
 
 
+def sparse_with_an_attribute() -> Any:
+    value: Any = torch.zeros(2, 2).to_sparse()
+    value.note = "lost"
+    return value
+
+
 def local_tuple() -> Any:
     class Local(NamedTuple):
         x: int
@@ -311,7 +317,7 @@ ADVICE = (
         (1 << (8 * 4096), "an int of 4097 bytes, above 4096"),
         (torch.nn.Parameter(torch.zeros(1)), "a torch.nn.parameter.Parameter"),
         (torch.zeros(1, requires_grad=True), "a torch.Tensor that requires grad"),
-        (torch.zeros(2, 2).to_sparse(), "a torch.Tensor that is sparse"),
+        (sparse_with_an_attribute(), "a torch.Tensor of the layout Sparse"),
         (torch.zeros(2, device="meta"), "a torch.Tensor on meta"),
         (
             torch.zeros(2, dtype=torch.complex64).conj(),

@@ -18,7 +18,13 @@ import traceback
 import torch
 
 from penstock.compat.iterators import ExceptionWrapper
-from penstock.errors import PenstockError, SharedMemoryError, UnsentBatchError, WorkerError
+from penstock.errors import (
+    PenstockError,
+    SharedMemoryError,
+    UnsentBatchError,
+    UnsupportedError,
+    WorkerError,
+)
 from penstock.worker.map_fetchers import format_sample, name_sample
 
 TEXT_BYTES_MAX = 64 * 1024
@@ -47,6 +53,21 @@ def describe_error(error: BaseException) -> tuple[str, str]:
     place = f"{place_of_process()}\0"
     text = name_sample(wrapper.exc_msg, format_sample(error))
     return name, place + _end_of(text, TEXT_BYTES_MAX - len(os.fsencode(place)))
+
+
+def name_sender(error: BaseException, worker: str) -> BaseException:
+    """Return the error of a batch that the trainer cannot rebuild, with the worker that sent it.
+
+    Args:
+        error (BaseException): What rebuilding the batch has raised. Only an
+            :class:`~penstock.errors.UnsupportedError` gets the name: its text is ours.
+        worker (str): The name of the worker in messages.
+    """
+    if not isinstance(error, UnsupportedError):
+        return error
+    named = UnsupportedError(f"{error}; the batch came from penstock worker {worker}")
+    named.__cause__ = error.__cause__
+    return named
 
 
 def is_shortage(error: BaseException) -> bool:

@@ -27,10 +27,19 @@ import torch
 
 from penstock import _C
 from penstock.errors import MissingTorchNameError, UnsupportedError
+from penstock.stream.tensor_types import (
+    check_jagged,
+    check_tensor,
+    flatten_jagged,
+    flatten_tensor,
+    make_jagged,
+    make_tensor,
+)
 
 Flat = tuple[Iterable[Any], Any]  # children, context
 Flatten = Callable[[Any], Flat]
 Unflatten = Callable[[list[Any], Any], Any]
+Check = Callable[[list[Any], Any], list[Any]]
 
 # Objects of the families in these packages are made even for workers that are not trusted.
 _LIBRARIES = frozenset(("collections", "transformers"))
@@ -44,6 +53,7 @@ class BatchType(NamedTuple):
 
     flatten: Flatten
     unflatten: Unflatten
+    check: Check | None = None  # the children for unflatten, of a worker that is not trusted
 
 
 class RegisteredType(NamedTuple):
@@ -155,6 +165,8 @@ def make(name: str, values: tuple[Any, ...], is_trusted: bool) -> Any:
             "registered; call penstock.register_batch_type() in the trainer's program"
         )
     try:
+        if kind.check is not None and not is_trusted:
+            children = kind.check(children, context)
         return kind.unflatten(children, context)
     except UnsupportedError:
         raise
@@ -427,6 +439,16 @@ def _make_tensordict(children: list[Any], context: Any) -> Any:
     return made.lock_() if is_locked else made
 
 
+def _fit(flat: Callable[[Any], Flat | None]) -> Flatten:
+    def flatten(value: Any) -> Flat:
+        parts = flat(value)
+        if parts is None:
+            raise _Unfit
+        return parts
+
+    return flatten
+
+
 _OF_STORE = ("_store", "_mapping", "_parent", "_key")
 
 
@@ -467,6 +489,10 @@ def _filled_graph(made: Any, items: Any, of_graph: Any, of_store: Any) -> Any:
 
 
 _KNOWN: dict[str, BatchType] = {
+    "torch:Tensor": BatchType(_fit(flatten_tensor), make_tensor, check_tensor),
+    "torch.nested._internal.nested_tensor:NestedTensor": BatchType(
+        _fit(flatten_jagged), make_jagged, check_jagged
+    ),
     "collections:OrderedDict": BatchType(
         _ordered_items, lambda children, _: collections.OrderedDict(children[0])
     ),

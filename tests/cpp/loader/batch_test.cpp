@@ -266,6 +266,11 @@ TEST_F(BatchTest, LeafThatIsNoTensorIsNotWithheld) {
   wire::NestWriter pickle;
   pickle.pickle("anything");
   EXPECT_FALSE(read_from_parts(wire::make_record({withheld_entry()}, pickle.view())));
+  wire::NestWriter object;
+  object.object("torch:Tensor", 2);
+  object.none();
+  object.tensor(0);
+  EXPECT_FALSE(read_from_parts(wire::make_record({withheld_entry()}, object.view())));
   wire::NestWriter tensor;
   tensor.tensor(0);
   EXPECT_TRUE(read_from_parts(wire::make_record({withheld_entry()}, tensor.view())));

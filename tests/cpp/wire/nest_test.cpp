@@ -294,6 +294,17 @@ TEST_F(Nest, AnObjectNestsAsATupleDoesAndHasAContext) {
   EXPECT_EQ(refusal(), Errc::kMalformed);
 }
 
+TEST_F(Nest, ArraysAndDirectChildrenOfObjectsAreFixed) {
+  nest_.list(4);
+  nest_.tensor(0);
+  nest_.array(1, "");
+  nest_.object("m:A", 4), nest_.none(), nest_.tensor(2), nest_.list(1), nest_.tensor(3), nest_.tensor(4);
+  nest_.dict(1), nest_.text("a"), nest_.tensor(2);
+  EXPECT_EQ(fixed_leaves(nest_.view()), (std::set<uint32_t>{1, 2, 4}));
+  nest_.clear(), nest_.pickle("");
+  EXPECT_EQ(fixed_leaves(nest_.view()), std::nullopt);
+}
+
 TEST_F(Nest, AnythingBehindTheOneValueIsMalformed) {
   nest_.none(), nest_.none();
   EXPECT_EQ(refusal(), Errc::kMalformed);

@@ -109,6 +109,24 @@ TEST_F(WithholdingTest, ArraysAreSent) {
   EXPECT_EQ(withheld(), Leaves{2});
 }
 
+TEST_F(WithholdingTest, TensorsThatAnObjectIsMadeOfAreSent) {
+  nest_.clear();
+  nest_.object("torch:Tensor", 3);
+  nest_.none();
+  nest_.tensor(0);
+  nest_.tensor(1);
+  content_.nest = nest_.view();
+  EXPECT_EQ(withheld(), Leaves{2});
+  nest_.clear();
+  nest_.object("m:A", 2);
+  nest_.none();
+  nest_.dict(1);
+  nest_.text("a");
+  nest_.tensor(0);
+  content_.nest = nest_.view();
+  EXPECT_EQ(withheld(), (Leaves{0, 2}));
+}
+
 TEST_F(WithholdingTest, PickledBatchIsSentWhole) {
   nest_.clear();
   nest_.pickle("anything");
