@@ -69,8 +69,8 @@ WHOSE_BYTES = {
         "importlib.import_module",
     ): "modules of a fixed list, whose settings a job carries",
     (
-        "loader/local_iterator.py",
-        "LocalPoolIter._loads",
+        "loader/pickle_watch.py",
+        "PickleWatch.loads",
         "penstock.worker.batch_pickle.loads",
     ): "as batch_pickle.loads",
     (

@@ -21,6 +21,7 @@ from penstock.graph.link import Link
 from penstock.loader.client_cache import ClientCache
 from penstock.loader.commit_ledger import CommitLedger, commit_after_steps
 from penstock.loader.options import LoaderOptions
+from penstock.loader.pickle_watch import PickleWatch
 from penstock.loader.skipped_samples import EpochSkips, SkippedSamples
 from penstock.loader.source import Source, with_workers_apart
 from penstock.loader.step_times import WorkTimes
@@ -48,6 +49,7 @@ _COPIED = (
     "loaded_state",
     "are_ranks_compared",
     "draw_warning",
+    "pickle_watch",
     "iterator_kind",
     "fallback_reason",
     "iter_count",
@@ -94,6 +96,7 @@ class LoaderRun:
         self.wants_states = wants_states  # since a state was requested, or loaded
         self.skipped = SkippedSamples()
         self.draw_warning = DrawWarning()
+        self.pickle_watch = PickleWatch()
         # Ranks.
         self.are_ranks_compared = False  # since a state was loaded
         self.resize_folder: str | None = None  # where its ranks agreed on their number last

@@ -50,7 +50,7 @@ from penstock.stream.commits import PulledBatch
 from penstock.stream.counted_pulls import CountedPulls
 from penstock.stream.indices import AskedIndices, IndexOrder, is_untouched, recognise_sampler
 from penstock.stream.progress import Progress
-from penstock.worker.batch_pickle import dumps_index, loads
+from penstock.worker.batch_pickle import dumps_index
 from penstock.worker.fetching import FetchSpec
 from penstock.worker.partial_batch import SkipReport
 from penstock.worker.request_feed import IndicesAfterOthers, IndicesAtPlace
@@ -105,6 +105,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         self._prefetch_depth = options.prefetch_depth
         self.own_options = options.kept
         self._draw_warning = run.draw_warning
+        self._pickle_watch = run.pickle_watch
         self._drawing_threads = options.drawing_threads
         self._is_seeded_by_batch = options.is_seeded_by_batch
         self._shard_count = options.shard_count
@@ -447,13 +448,11 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         if within_s is not None:
             wait_s = within_s
         while True:
-            stand_in, unpickle = self._delivery.stand_in, self._loads
+            stand_in, loads = self._delivery.stand_in, self._loads
             if ahead_count > 0:
-                event = self._stream.look_ahead(
-                    ahead_count, wait_s, unpickle, open_shared, stand_in
-                )
+                event = self._stream.look_ahead(ahead_count, wait_s, loads, open_shared, stand_in)
             else:
-                event = self._stream.next(wait_s, unpickle, open_shared, stand_in)
+                event = self._stream.next(wait_s, loads, open_shared, stand_in)
             kind, value, extra, shard_id, state = event
             if kind == _BATCH:
                 if type(extra) is not bool:
@@ -488,7 +487,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
     def _loads(self) -> Callable[[bytes, list[torch.Tensor]], Any] | None:
         """Unpickles a batch. None if the workers are not trusted: they send no pickles, and only
         objects of classes that this process has registered."""
-        return loads
+        return self._pickle_watch.loads
 
     def _end_or_raise(self, taken: Taken) -> NoReturn:
         if isinstance(taken, Exception):
