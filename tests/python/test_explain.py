@@ -170,7 +170,7 @@ def test_json_has_every_field_of_the_plan() -> None:
     assert list(fields) == [
         "schema", "moved", "kept", "raw_bytes", "maximal_bytes", "boundary_bytes", "worker_s",
         "trainer_s", "refused", "totals", "edges", "link_bytes_per_s", "copy_bytes_per_s", "priced",
-        "workers_apart",
+        "workers_apart", "sample",
     ]  # fmt: skip
     assert fields["moved"] == [dataclasses.asdict(call) for call in plan.moved]
     assert [PlannedEdge(**edge) for edge in fields["edges"]] == list(plan.edges)

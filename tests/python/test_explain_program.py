@@ -198,6 +198,34 @@ def test_json_output_is_one_object_despite_program_output(run: Run, write: Write
 
 
 @pytest.mark.long
+def test_samples_of_images_are_explained_after_the_plan(run: Run, write: Write) -> None:
+    write(
+        "train.py",
+        """
+        import numpy as np
+        import torch
+        from PIL import Image
+        from torchvision import datasets, transforms
+
+        import pathlib
+        pathlib.Path("images/one").mkdir(parents=True)
+        noise = np.random.default_rng(0).integers(0, 256, (60, 80, 3), np.uint8)
+        Image.fromarray(noise).save("images/one/0.jpg", quality=90)
+        crop = transforms.Compose([transforms.RandomResizedCrop(32), transforms.ToTensor()])
+        data = datasets.ImageFolder("images", crop)
+        model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 2))
+        for images, labels in torch.utils.data.DataLoader(data):
+            model(images)
+        """,
+    )
+    code, out, error = run("explain", "train.py")
+    assert code == 0, error
+    assert re.search(
+        r"lists every call\.\n\nA sample of ImageFolder: \d of 4 steps are native", out
+    )
+    assert re.search(r"\n  RandomResizedCrop +(native|Python) ", out)
+
+
 def test_module_is_explained_as_dot(run: Run, write: Write) -> None:
     write("package/__init__.py", "")
     write("package/train.py", NET, TRAINING)

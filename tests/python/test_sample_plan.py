@@ -15,7 +15,9 @@ from PIL import Image
 from torchvision import datasets, io, transforms
 from torchvision.transforms import functional, v2
 
+import penstock
 from penstock import SamplePlan, explain_sample
+from penstock.images.sample_plan import reads_images, sample_text
 
 
 @pytest.fixture(scope="module")
@@ -177,3 +179,46 @@ def test_variable_and_iterable_datasets_are_explained(
         explain_sample(Stream())
     with pytest.raises(TypeError, match=r"dataset must be map-style, with __getitem__, got obj"):
         explain_sample(object())
+
+
+class Numbers(torch.utils.data.Dataset[Any]):
+    """Not of this module, which refers to Pillow."""
+
+    __module__ = "numbers"
+
+
+class Endless(torch.utils.data.IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        yield Image.new("RGB", (2, 2))
+
+
+def test_datasets_of_images_are_recognised(folder: Path) -> None:
+    images = datasets.ImageFolder(str(folder), TRAINING)
+    half = torch.utils.data.Subset(images, [0])
+    for dataset in (images, Handwritten(folder), half, torch.utils.data.ConcatDataset([half])):
+        assert reads_images(dataset)
+    table = torch.utils.data.TensorDataset(torch.ones(2))
+    for other in (table, Numbers(), Endless(), torch.utils.data.Subset(table, [0]), [1, 2], None):
+        assert not reads_images(other)
+
+
+def test_plan_of_a_loader_names_the_call_that_explains_a_sample(folder: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(2))
+    loader = penstock.DataLoader(datasets.ImageFolder(str(folder), TRAINING), batch_size=2)
+    assert loader.plan is None
+    loader._run.plan = penstock.explain(model, torch.ones(2, 3, 4, 4))
+    for text in (str(loader.plan), loader.plan.table()):
+        assert "\nThe samples are images: print(penstock.explain_sample(loader.dataset))" in text
+    loader = penstock.DataLoader(torch.utils.data.TensorDataset(torch.ones(2)))
+    loader._run.plan = penstock.explain(model, torch.ones(2, 3, 4, 4))
+    assert loader.plan is not None and loader.plan.sample == ""
+
+
+def test_dataset_that_raises_does_not_lose_the_plan(folder: Path) -> None:
+    class Raising(Handwritten):
+        def __getitem__(self, index: int) -> Any:
+            raise KeyError("no such image")
+
+    assert sample_text(Raising(folder)) == (
+        "Its first sample could not be explained: KeyError: 'no such image'"
+    )

@@ -21,7 +21,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,7 @@ from penstock.compat.modules import COMPILED_CALL, Patch
 from penstock.compat.operators import tree_map_only
 from penstock.compat.storages import write_count
 from penstock.graph.plan import Plan
+from penstock.images.sample_plan import sample_text
 from penstock.tracking.batch_origin import BatchHandle, Provenance, ProvenanceTable
 from penstock.tracking.deferral import Deferral
 from penstock.tracking.lazy_tensor import LazyTensor, is_written, plain
@@ -84,6 +85,7 @@ class _Leaf:
     leaf_count: int
     worker_count: int
     link: Any  # to a pool's workers, a `penstock.graph.link.Link`; None on one machine
+    dataset: Any = None
 
 
 class _Place(Enum):
@@ -181,6 +183,7 @@ class ModelWatch:
                 len(leaves),
                 worker_count,
                 link,
+                getattr(iterator, "_dataset", None),
             )
         if self._followed.deferral is None:
             return batch
@@ -312,9 +315,11 @@ class ModelWatch:
         self._unpatch()  # the analysis calls modules, too
         try:
             call = ExplainedCall(args, kwargs, leaf_index_of, leaf.leaf_count)
-            plan = explain_call(model, call, options, followed)
-        except Exception as error:  # as in training: planning errors must not end the program
-            plan = Plan(refused=f"planning failed: {type(error).__name__}: {error}")
+            try:
+                plan = explain_call(model, call, options, followed)
+            except Exception as error:  # as in training: planning errors must not end the program
+                plan = Plan(refused=f"planning failed: {type(error).__name__}: {error}")
+            plan = replace(plan, sample=sample_text(leaf.dataset))
         finally:
             self.__enter__()
         workers = (

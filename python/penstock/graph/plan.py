@@ -58,6 +58,9 @@ class Plan(PlanRecord):
             calibration on one batch is known.
         workers_apart (tuple[str, ...]): Pool workers that run only the part of the plan that is
             exact on every CPU, each with the reason.
+        sample (str): How the samples with images are made: the text of a
+            :class:`penstock.SamplePlan`, or in a loader's plan, how to see one. Empty for a dataset
+            in which penstock sees no images.
 
     See Also:
         :func:`penstock.explain` and :attr:`penstock.DataLoader.plan` return a plan.

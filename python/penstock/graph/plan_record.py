@@ -122,3 +122,4 @@ class PlanRecord:
     copy_bytes_per_s: float | None = None
     priced: RunningPrice | None = None
     workers_apart: tuple[str, ...] = ()
+    sample: str = ""

@@ -56,7 +56,7 @@ def role_of(call: PlannedCall) -> Role:
 def format_summary(plan: PlanRecord) -> str:
     """Return the verdict, the calls that move, a line for the calls that stay, and the costs."""
     if plan.refused is not None:
-        return "\n".join(wrap(verdict(plan)))
+        return "\n".join([*wrap(verdict(plan)), *_sample_lines(plan)])
     lines = [*wrap(verdict(plan)), "", *_moved_lines(plan.moved)]
     for role in _STAYING:
         calls = [call for call in plan.kept if role_of(call) == role]
@@ -66,7 +66,11 @@ def format_summary(plan: PlanRecord) -> str:
     if plan.workers_apart:
         lines += ["", *wrap(_apart(plan))]
     lines.append("plan.table(), or penstock explain --verbose, lists every call.")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_sample_lines(plan)])
+
+
+def _sample_lines(plan: PlanRecord) -> list[str]:
+    return ["", *plan.sample.splitlines()] if plan.sample else []
 
 
 def _moved_lines(moved: Sequence[PlannedCall]) -> list[str]:
@@ -133,7 +137,7 @@ def _shared_places(calls: Iterable[PlannedCall]) -> str:
 def format_table(plan: PlanRecord) -> str:
     """Return one line per call, then the numbered reasons, then the costs of each cut."""
     if plan.refused is not None:
-        return "\n".join(wrap(verdict(plan)))
+        return "\n".join([*wrap(verdict(plan)), *_sample_lines(plan)])
     calls = (*plan.moved, *plan.kept)
     reasons = NumberedReasons(calls)
     rows = [("operator", "runs in", "worker ms", "trainer ms", "bytes", "why")]
@@ -152,7 +156,7 @@ def format_table(plan: PlanRecord) -> str:
     )
     for note in notes(plan):
         lines += wrap(note)
-    return "\n".join(lines)
+    return "\n".join([*lines, *_sample_lines(plan)])
 
 
 def _figures(call: PlannedCall) -> tuple[str, str, str, str]:

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import FrameType
+from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,8 @@ _LIBRARIES = frozenset(
 # Whose callers in these modules, or with these classes, are not steps: they only call others.
 _DATASETS = "torchvision.datasets"
 _CONTAINERS = frozenset("Compose RandomApply RandomChoice RandomOrder Sequential".split())
+_IMAGE_MODULES = ("PIL.", "torchvision.io")
+_WRAPPERS_MAX = 8  # datasets around one another, such as Subset
 _LAZY = "penstock.images.lazy_images"
 _TIMED = 5  # samples, of which the median is shown
 _STEPS_MAX = 100  # of one sample
@@ -140,6 +142,50 @@ def explain_sample(dataset: Any, index: Any = 0) -> SamplePlan:
     finally:
         torch.set_num_threads(threads)
     return SamplePlan(type(dataset).__name__, tuple(watch.steps), seconds, before, refused)
+
+
+def reads_images(dataset: Any) -> bool:
+    """Return whether the samples of a map-style dataset seem to be images, without fetching one.
+
+    They are if its class, or the one that it selects from, is one of torchvision's, or is defined
+    in a module that refers to Pillow or torchvision's reading functions.
+    """
+    for _ in range(_WRAPPERS_MAX):
+        if isinstance(dataset, torch.utils.data.IterableDataset):
+            return False
+        for cls in type(dataset).__mro__:
+            module = sys.modules.get(cls.__module__)
+            names = vars(module) if module is not None else {}
+            if cls.__module__.startswith(_DATASETS) or any(map(_makes_images, [*names.values()])):
+                return True
+        inner = vars(dataset) if hasattr(dataset, "__dict__") else {}
+        parts = inner.get("datasets") or [inner.get("dataset")]
+        if not isinstance(parts, list) or parts[0] is None:
+            return False
+        dataset = parts[0]
+    return False
+
+
+def _makes_images(value: Any) -> bool:
+    if isinstance(value, ModuleType):
+        name = value.__name__
+    elif isinstance(value, (type, FunctionType)):
+        name = value.__module__ or ""
+    else:
+        return False
+    return name == "PIL" or name.startswith(_IMAGE_MODULES)
+
+
+def sample_text(dataset: Any) -> str:
+    """Return the text of a dataset's sample plan, or why there is none; "" if it reads no
+    images."""
+    if not reads_images(dataset):
+        return ""
+    try:
+        return str(explain_sample(dataset))
+    except Exception as error:
+        text = str(error).partition("\n")[0]
+        return f"Its first sample could not be explained: {type(error).__name__}: {text}"
 
 
 def _median_seconds(fetch: Callable[[], None]) -> float:

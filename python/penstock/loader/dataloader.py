@@ -8,6 +8,7 @@ import os
 import time
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast
 
 import torch
@@ -782,12 +783,27 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """The plan in use for the offloaded model, or the reason why there is none.
 
         Its ``workers_apart`` names the pool workers whose kernels give results with other bits than
-        this process, and the families of these kernels.
+        this process, and the families of these kernels. If the dataset reads images, its
+        ``sample`` names the call that shows how they are made.
 
         Returns:
             Plan | None: None before :func:`penstock.offload` was called with this loader.
+
+        See Also:
+            :func:`penstock.explain_sample`: which steps of a sample are native.
         """
-        return self._run.shown_plan()
+        plan = self._run.shown_plan()
+        if plan is None:
+            return None
+        from penstock.images.sample_plan import reads_images
+
+        if not reads_images(self.dataset):
+            return plan
+        return replace(
+            plan,
+            sample="The samples are images: print(penstock.explain_sample(loader.dataset)) shows "
+            "which steps\nof making one are native.",
+        )
 
     @property
     def worker_choice(self) -> _C.WorkerChoice | None:
