@@ -178,6 +178,19 @@ def test_samplers_are_measured(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
+def test_batch_types_are_measured(tmp_path: Path) -> None:
+    lines = tmp_path / "figures.jsonl"
+    done = run_bench("batch_types.py", "--quick", "--markdown", "--out", str(lines))
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(line) for line in lines.read_text().splitlines()]
+    names = {record["parameters"]["kind"] for record in records}
+    assert len(records) == 6 * len(names)
+    assert {"dict", "dataclass, registered", "jagged", "sparse COO", "object, pickled"} <= names
+    assert "| dict | 0." in done.stdout and "| 1.00 (1.00 to 1.00) |" in done.stdout
+
+
+@pytest.mark.long
+@pytest.mark.slow
 def test_packing_is_measured(tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
     lines = tmp_path / "figures.jsonl"
