@@ -243,6 +243,23 @@ def test_pytrees_of_torch_are_registered() -> None:
         batch_types._found.clear()
 
 
+def test_pytree_with_code_in_its_context_is_refused_by_its_class() -> None:
+    from torch.utils import _pytree
+
+    _pytree.register_pytree_node(
+        Ragged,
+        lambda ragged: ([ragged._values], {"make": [Ragged]}),
+        lambda children, context: context["make"][0](*children, []),
+    )
+    batch_types._found.clear()
+    try:
+        with pytest.raises(UnsupportedError, match="Ragged, which pool workers do not send"):
+            _C.encode_value({"a": Ragged(image(), [1])})
+    finally:
+        _pytree._deregister_pytree_node(Ragged)
+        batch_types._found.clear()
+
+
 @pytest.mark.parametrize(
     ("value", "seen"),
     [

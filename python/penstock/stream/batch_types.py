@@ -239,7 +239,29 @@ def _node_of(cls: type) -> BatchType | None:
     except MissingTorchNameError:
         return None
     node = registered_nodes().get(cls)
-    return None if node is None else BatchType(node.flatten_fn, node.unflatten_fn)
+    return None if node is None else BatchType(_PlainFlatten(node.flatten_fn), node.unflatten_fn)
+
+
+@dataclass(frozen=True)
+class _PlainFlatten:
+    """Takes an object apart unless its context has code, which only a pickle can contain. Then the
+    object is refused, with the name of its class, and not a part of it."""
+
+    flatten: Flatten
+
+    def __call__(self, value: Any) -> Flat:
+        children, context = self.flatten(value)
+        if _has_code(context):
+            raise _Unfit
+        return children, context
+
+
+def _has_code(context: Any) -> bool:
+    if isinstance(context, dict):
+        return any(map(_has_code, context.values()))
+    if isinstance(context, (list, tuple)):
+        return any(map(_has_code, context))
+    return callable(context)
 
 
 # ---- Families: classes whose content follows from their bases.
