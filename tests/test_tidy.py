@@ -56,7 +56,8 @@ ARROWS: dict[str, tuple[str, ...]] = {
 
 # The same of the packages of python/penstock. "" is the façade: the modules in the root. `__init__`
 # and `__main__` there may import every package, and none imports them. The module `drop_in` is a
-# room by itself, since it hands out the loader, and so is `trainer_state`, which uses both.
+# room by itself, since it hands out the loader, and so are `filtering` and `trainer_state`,
+# which use loaders.
 PYTHON_ARROWS: dict[str, tuple[str, ...]] = {
     "": (),
     "compat": ("",),
@@ -77,6 +78,7 @@ PYTHON_ARROWS: dict[str, tuple[str, ...]] = {
     "doctor": ("explanation",),
     "live": ("pool", "graph"),
     "drop_in": ("loader",),
+    "filtering": ("loader",),
     "trainer_state": ("drop_in",),
     "cli": ("doctor", "observing", "engines", "live", "drop_in"),
 }

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from penstock.cut.offloading import detach, offload
     from penstock.drop_in import install, uninstall
     from penstock.explanation.explanation import explain
+    from penstock.filtering import filtered
     from penstock.graph.operators import stateless
     from penstock.graph.plan import Plan
     from penstock.images.sample_plan import SamplePlan, SampleStep, explain_sample
@@ -99,6 +100,7 @@ __all__ = [
     "embedding_ids",
     "explain",
     "explain_sample",
+    "filtered",
     "install",
     "merge_states",
     "merge_traces",
@@ -140,6 +142,7 @@ _HOMES = {
     "embedding_ids": "penstock.cut.embedding_ids",
     "explain": "penstock.explanation.explanation",
     "explain_sample": "penstock.images.sample_plan",
+    "filtered": "penstock.filtering",
     "install": "penstock.drop_in",
     "merge_states": "penstock.loader.rank_states",
     "merge_traces": "penstock.observing.trace_file",

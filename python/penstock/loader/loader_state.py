@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, RandomSampler
+from torch.utils.data import BatchSampler, RandomSampler, Subset
 
 from penstock.errors import StateUnsupportedError
 from penstock.loader.loader_run import LoaderRun, WorkerIterator
@@ -564,6 +564,9 @@ def _built(options: LoaderOptions) -> dict[str, Any]:
         "sampler": _sampler_name(options.sampler) if is_map else None,
         "batch_sampler": _sampler_name(options.batch_sampler) if is_map else None,
     }
+    selection = vars(options.dataset).get("selection") if type(options.dataset) is Subset else None
+    if selection is not None:  # by penstock.filtered()
+        built.update(selection=selection)
     if is_shared:
         built.update(shared_by_rank=True)
     elif options.shard_by_rank:  # the order is the same for any batch size

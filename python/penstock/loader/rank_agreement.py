@@ -216,6 +216,9 @@ def _content(dataset: Any) -> Any:
         if isinstance(declared, str):
             return declared
     if isinstance(dataset, Subset):
+        selection = vars(dataset).get("selection")  # of penstock.filtered()
+        if selection is not None:
+            return [_content(dataset.dataset) or "unknown", selection]
         return _all_known(_content(dataset.dataset), _entries(dataset.indices))
     if isinstance(dataset, ConcatDataset):
         return _all_known(*map(_content, dataset.datasets))

@@ -91,11 +91,18 @@ def connection_of_threads(store: Any) -> Any:
         return connection
 
 
-def read_of_ranks(store: Any, keys: Mapping[int, str], *, who: str, task: str) -> dict[int, Any]:
+def read_of_ranks(
+    store: Any,
+    keys: Mapping[int, str],
+    *,
+    who: str,
+    task: str,
+    duty: str = "iterate over its loader",
+) -> dict[int, Any]:
     """Return the JSON values that the ranks have written, each under its key.
 
-    Waits for them, for ``WAIT_S_MAX`` at most. who, task: for messages: who waits, and the action
-    expected from the others. Raises RankError.
+    Waits for them, for ``WAIT_S_MAX`` at most. who, task, duty: for messages: who waits, the
+    action expected from the others, and the call that takes it. Raises RankError.
     """
     began = time.monotonic()
     has_warned = False
@@ -111,7 +118,7 @@ def read_of_ranks(store: Any, keys: Mapping[int, str], *, who: str, task: str) -
         if missing and waited_s > WAIT_S_MAX:
             raise RankError(
                 f"{who} has waited {waited_s:.0f} s for rank {listed} to {task}; every rank must "
-                f"iterate over its loader: check whether these ranks are alive, and where they are "
+                f"{duty}: check whether these ranks are alive, and where they are "
                 f"blocked"
             )
         if missing and waited_s > _WARN_AFTER_S and not has_warned:
