@@ -5,15 +5,22 @@ A configuration has `dataloader=PenstockDataLoader.Config(sources=(...), process
 torchtitan's sources, processors and collators, and `pool="tcp://host:port"` for workers on other
 machines. All ranks have the same number of steps, with `repeat=False` too, and the loader's state
 can be loaded with any number of data-parallel ranks.
+
+Without `pack`, each row is one document, cut at `max_context_length` tokens. With `pack=True`, each
+row of `max_context_length` tokens is filled with documents. Then all ranks receive all documents,
+which workers or a pool make once for the ranks of a process group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
+import torch.distributed as dist
 from torch.utils.data import ConcatDataset, Dataset
 from torchtitan.components.data import (
     DatasetBuildContext,
@@ -23,7 +30,10 @@ from torchtitan.components.data import (
 )
 from torchtitan.components.data.loader import BaseDataLoader
 
-from penstock import DataLoader, MixtureSampler, Ranks
+from penstock import DataLoader, MixtureSampler, Packer, Ranks
+
+IGNORED = -100  # torchtitan's IGNORE_INDEX
+DOCUMENTS_PER_REQUEST = 16  # to a worker, with `pack`
 
 
 class Documents(Dataset[Any]):
@@ -55,6 +65,43 @@ class CollateText:
         )
 
 
+class CollateDocuments:
+    """Lists of documents for a packer; an empty one for each document that is left out."""
+
+    def __init__(self, length_max: int, too_long: str) -> None:
+        self.length_max, self.too_long = length_max, too_long
+
+    def __call__(self, rows: Sequence[Any]) -> list[dict[str, Any]]:
+        return [self.document(row) for row in rows]
+
+    def document(self, row: Any) -> dict[str, Any]:
+        if row is None or (self.too_long == "drop" and len(row.input_ids) > self.length_max):
+            return dict.fromkeys(("input_ids", "labels"), np.zeros(0, dtype=np.int64))
+        return {
+            name: np.asarray(getattr(row, name), dtype=np.int64) for name in ("input_ids", "labels")
+        }
+
+
+class Repeated:
+    """The documents of one epoch after the other; documents of two epochs may share a row."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+        self.state_dict, self.load_state_dict = loader.state_dict, loader.load_state_dict
+
+    def __iter__(self) -> Iterator[Any]:
+        for epoch in itertools.count():  # the first one may be the rest of an epoch
+            has_tokens = False
+            for documents in self.loader:
+                has_tokens = has_tokens or any(len(one["input_ids"]) for one in documents)
+                yield documents
+            if epoch > 0 and not has_tokens:
+                raise ValueError(
+                    "at least one document of an epoch must have tokens, got none; check the "
+                    "processor, and too_long"
+                )
+
+
 class PenstockDataLoader(BaseDataLoader):
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):
@@ -66,6 +113,9 @@ class PenstockDataLoader(BaseDataLoader):
         repeat: bool = True
         num_workers: int = 1
         pool: str | None = None
+        pack: bool = False
+        open_bins: int = 64  # rows that are filled at the same time
+        too_long: str = "split"  # documents of more than max_context_length tokens, or "drop"
 
     def __init__(
         self,
@@ -100,35 +150,85 @@ class PenstockDataLoader(BaseDataLoader):
             when_exhausted="repeat" if config.repeat else "leave_out",
             seed=config.seed,
         )
+        dataset: Any = ConcatDataset([Documents(source, processor) for source in sources])
+        rows_per_batch = num_tokens_per_batch // max_context_length
+        collator = config.collator.build(context=context)
+        options: dict[str, Any] = {
+            "sampler": sampler,
+            "num_workers": config.num_workers,
+            "pool": config.pool,
+            "seeding": "sample",
+        }
         self.repeat = config.repeat
-        self.loader: DataLoader[Any] = DataLoader(
-            ConcatDataset([Documents(source, processor) for source in sources]),
-            num_tokens_per_batch // max_context_length,
-            sampler=sampler,
-            num_workers=config.num_workers,
-            collate_fn=CollateText(config.collator.build(context=context), max_context_length),
-            pool=config.pool,
-            ranks=Ranks(rank=dp_rank, world_size=dp_world_size),
-        )
+        self.packer: Packer | None = None
         self._batches: Any = None
+        if not config.pack:
+            self.loader: DataLoader[Any] = DataLoader(
+                dataset,
+                rows_per_batch,
+                collate_fn=CollateText(collator, max_context_length),
+                ranks=Ranks(rank=dp_rank, world_size=dp_world_size),
+                **options,
+            )
+            return
+        self.collator = collator
+        self.loader = DataLoader(
+            dataset,
+            DOCUMENTS_PER_REQUEST,
+            collate_fn=CollateDocuments(max_context_length, config.too_long),
+            ranks=all_ranks() if config.pool or config.num_workers else None,
+            generator=torch.Generator().manual_seed(config.seed),
+            **options,
+        )
+        documents: Iterable[Any] = Repeated(self.loader) if config.repeat else self.loader
+        self.packer = Packer(
+            documents,
+            max_context_length,
+            padding={"input_ids": 0, "labels": IGNORED},
+            open_bins=config.open_bins,
+            too_long="split",
+            batch_size=rows_per_batch,
+            rank=dp_rank,
+            world_size=dp_world_size,
+        )
 
     def __iter__(self) -> Iterator[Any]:
         self._batches = self._generate()
         return self._batches
 
     def _generate(self) -> Iterator[Any]:
+        if self.packer is not None:
+            for batch in self.packer:
+                rows = zip(batch["input_ids"], batch["labels"], batch["positions"], strict=True)
+                yield self.collator(
+                    [TextSequence(input_ids=a, labels=b, positions=c) for a, b, c in rows]
+                )
+            return
         yield from self.loader
         while self.repeat:  # torchtitan counts steps
             yield from self.loader
 
     def state_dict(self) -> dict[str, Any]:
+        if self.packer is not None:
+            # A tuple, into which torch.distributed.checkpoint does not descend.
+            return {"packer": (self.packer.state_dict(),)}
         return self.loader.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if state_dict:
+        if self.packer is not None and state_dict:
+            self.packer.load_state_dict(state_dict["packer"][0])
+        elif state_dict:
             self.loader.load_state_dict(state_dict)
 
     def close(self) -> None:
         """Ends the current epoch, and with it the loader's workers."""
         if self._batches is not None:
             self._batches.close()
+        self.loader.close()
+
+
+def all_ranks() -> Ranks | None:
+    """The ranks of the process group, which receive each document once it is made for all."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return None
+    return Ranks(replica_group=range(dist.get_world_size()))

@@ -9,7 +9,9 @@ that the example uses: torchtitan's requirements conflict with those of the othe
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
+import os
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -20,7 +22,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from gloo_ranks import GlooRanks
 from pool_processes import PoolProcesses, pool_of
+
+from penstock import MixtureSampler, Packer
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -86,9 +91,18 @@ STAND_IN = """
         def __call__(self, rows):
             tokens = torch.cat([torch.as_tensor(row.input_ids) for row in rows])
             labels = torch.cat([torch.as_tensor(row.labels) for row in rows])
-            left = (0, self.length - len(tokens))
+            places = [getattr(row, "positions", None) for row in rows]
+            places = [
+                torch.arange(len(row.input_ids)) if place is None else torch.as_tensor(place)
+                for row, place in zip(rows, places)
+            ]
+            left = self.length - len(tokens)
             pad = torch.nn.functional.pad
-            return {"input": pad(tokens, left)}, pad(labels, left, value=-100)
+            inputs = {
+                "input": pad(tokens, (0, left)),
+                "positions": torch.cat([*places, torch.arange(left)]),
+            }
+            return inputs, pad(labels, (0, left), value=-100)
 """
 LOADER = """
     from dataclasses import dataclass
@@ -100,6 +114,7 @@ LOADER = """
             pass
 """
 PROCESSOR = """
+    import os
     from dataclasses import dataclass
     import numpy as np
     from torchtitan.components.data import SampleProcessor, TextSequence
@@ -113,6 +128,9 @@ PROCESSOR = """
             pass
 
         def __call__(self, sample, rng):
+            if "TITAN_MADE" in os.environ:
+                with open(os.environ["TITAN_MADE"], "a") as file:
+                    file.write(f"{sample['source']} {sample['number']}\\n")
             if sample["number"] % 8 == 7:
                 return None
             end = 3 + sample["number"] % 9  # some are longer than the context
@@ -161,31 +179,53 @@ def example(
     sys.modules.update(before)
 
 
+def rank_of(example: ModuleType, folder: Path, rank: int, world_size: int, **options: Any) -> Any:
+    """The loader of one of the data-parallel ranks of a training, with 64 tokens in each step."""
+    titan = importlib.import_module("torchtitan.components.data")
+    tokens = importlib.import_module("titan_tokens")
+    config = example.PenstockDataLoader.Config(
+        sources=tuple(
+            titan.IndexedJsonlSource.Config(patterns=(str(folder / f"{source}.jsonl"),))
+            for source in range(len(DOCUMENTS))
+        ),
+        processor=tokens.Tokens.Config(),
+        **options,
+    )
+    return config.build(
+        dp_rank=rank,
+        dp_world_size=world_size,
+        tokenizer=None,
+        max_context_length=CONTEXT,
+        num_tokens_per_batch=64 // world_size,
+    )
+
+
+def rows_of(batch: Any) -> list[Any]:
+    """The rows of a packed batch: their tokens, positions and labels."""
+    inputs, labels = batch
+    parts = (inputs["input"], inputs["positions"], labels)
+    return [*zip(*(part.view(-1, CONTEXT).tolist() for part in parts), strict=True)]
+
+
+def in_turn(batches: Any) -> list[Any]:
+    """The rows of a step, in the order of the job, which deals them out to the ranks in turn."""
+    return [row for rows in zip(*batches, strict=True) for row in rows]
+
+
 class Job:
-    """The data-parallel ranks of a training, with 64 tokens in each step."""
+    """The ranks of a training, in this process."""
 
     def __init__(self, example: ModuleType, folder: Path, world_size: int, **options: Any) -> None:
-        titan = importlib.import_module("torchtitan.components.data")
-        tokens = importlib.import_module("titan_tokens")
-        config = example.PenstockDataLoader.Config(
-            sources=tuple(
-                titan.IndexedJsonlSource.Config(patterns=(str(folder / f"{source}.jsonl"),))
-                for source in range(len(DOCUMENTS))
-            ),
-            processor=tokens.Tokens.Config(),
-            **options,
-        )
         self.ranks = [
-            config.build(
-                dp_rank=rank,
-                dp_world_size=world_size,
-                tokenizer=None,
-                max_context_length=CONTEXT,
-                num_tokens_per_batch=64 // world_size,
-            )
-            for rank in range(world_size)
+            rank_of(example, folder, rank, world_size, **options) for rank in range(world_size)
         ]
         self.iterators: list[Any] = []
+
+    def packed_steps(self, count: int | None = None) -> list[list[Any]]:
+        """The rows of each of the next steps, or of all."""
+        self.iterators = self.iterators or [iter(rank) for rank in self.ranks]
+        steps = zip(*self.iterators, strict=True)  # strict: all ranks end together
+        return [in_turn(map(rows_of, step)) for step in itertools.islice(steps, count)]
 
     def steps(self, count: int) -> list[list[int]]:
         """The tokens of each of the next steps, without padding, in the order of the ranks."""
@@ -268,3 +308,125 @@ def test_pool_makes_the_batches_of_local_workers(
     expected = local.steps(7)
     assert pooled.steps(7) == expected
     pooled.close()
+
+
+def packed_oracle(epochs: int) -> list[Any]:
+    """The rows of documents without random tokens, packed in the order of the mixture."""
+    mixture = MixtureSampler(DOCUMENTS, when_exhausted="leave_out", seed=42)
+    documents = []
+    for index in itertools.chain.from_iterable(mixture for _ in range(epochs)):
+        source = int(index >= DOCUMENTS[0])
+        number = index - source * DOCUMENTS[0]
+        if number % 8 != 7:
+            values = torch.zeros(2 + 3 + number % 9, dtype=torch.long)
+            values[0], values[1] = FIRST_TOKEN + source, number
+            documents.append({"input_ids": values[:-1], "labels": values[1:]})
+    padding = {"input_ids": 0, "labels": -100}
+    packer = Packer(
+        documents, CONTEXT, padding=padding, too_long="split", batch_size=8, rank=0, world_size=1
+    )
+    names = ("input_ids", "positions", "labels")
+    return [[*zip(*(batch[name].tolist() for name in names), strict=True)] for batch in packer]
+
+
+def without_draws(steps: list[Any]) -> list[Any]:
+    """The rows without the processor's random tokens: starts of documents, positions, padding."""
+    return [
+        [
+            (
+                [token if token >= FIRST_TOKEN else 0 for token in tokens],
+                positions,
+                [label == -100 for label in labels],
+            )
+            for tokens, positions, labels in step
+        ]
+        for step in steps
+    ]
+
+
+def test_packed_rows_of_finite_data_are_the_same_on_all_ranks(
+    example: ModuleType, tmp_path: Path
+) -> None:
+    epochs = [
+        Job(example, tmp_path, world_size, repeat=False, num_workers=0, pack=True).packed_steps()
+        for world_size in (1, 2, 4)
+    ]
+    assert epochs[0] == epochs[1] == epochs[2]
+    assert without_draws(epochs[0]) == without_draws(packed_oracle(1))
+    cut = Job(example, tmp_path, 1, repeat=False, num_workers=0, pack=True, too_long="drop")
+    rows = sum(cut.packed_steps(), [])
+    parts = [places[0] for _, places, _ in rows]
+    assert parts == [0] * len(rows) and len(rows) < len(sum(epochs[0], []))
+
+
+def test_packed_state_continues_on_2_and_4_and_1_ranks(example: ModuleType, tmp_path: Path) -> None:
+    def job(world_size: int) -> Job:
+        return Job(example, tmp_path, world_size, num_workers=1, pack=True, open_bins=5)
+
+    whole = job(1)
+    expected = whole.packed_steps(18)  # an epoch has almost 7
+    whole.close()
+    assert sum(label == -100 for step in expected for *_, labels in step for label in labels) < 72
+    seen = []
+    for count, world_size in ((3, 2), (9, 4), (6, 1)):
+        part = job(world_size)
+        if seen:
+            part.load(tmp_path / "saved")
+        seen += part.packed_steps(count)
+        part.save(tmp_path / "saved")
+        part.close()
+    assert seen == expected
+
+
+@pytest.mark.long
+def test_pool_makes_the_packed_documents(
+    example: ModuleType, pool: PoolProcesses, tmp_path: Path
+) -> None:
+    pool.start_worker(processes=3)
+    local = Job(example, tmp_path, 2, num_workers=0, pack=True)
+    pooled = Job(example, tmp_path, 2, num_workers=0, pack=True, pool=pool.endpoint)
+    expected = local.packed_steps(9)
+    assert pooled.packed_steps(9) == expected
+    pooled.close()
+
+
+def test_documents_are_made_once_for_the_ranks_of_a_process_group(
+    example: ModuleType, tmp_path: Path
+) -> None:
+    job = tmp_path / "job"
+    job.mkdir()
+    folders = [str(EXAMPLES), str(tmp_path / "code"), str(Path(__file__).parent), *sys.path]
+    environment = {
+        **os.environ,
+        "XDG_RUNTIME_DIR": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join(folders),
+        "TITAN_MADE": str(job / "made"),
+    }
+    given = {"data": str(tmp_path), "save_after": 3, "checkpoint": str(job / "saved")}
+    ranks = GlooRanks(Path(__file__).with_name("titan_job.py"), job, 2, given, environment)
+    try:
+        for rank in range(2):
+            code, text = ranks.finish(rank)
+            assert code == 0, text
+    finally:
+        ranks.kill()
+    expected = Job(example, tmp_path, 1, num_workers=0, pack=True, repeat=False).packed_steps()
+    steps = zip(*(ranks.lines(rank) for rank in range(2)), strict=True)
+    assert [in_turn(step) for step in steps] == json.loads(json.dumps(expected))
+    made = (job / "made").read_text().splitlines()
+    assert sorted(made) == sorted(
+        f"{source} {number}" for source in (0, 1) for number in range(DOCUMENTS[source])
+    )
+    rest = Job(example, tmp_path, 1, num_workers=0, pack=True, repeat=False)
+    dcp.load({"dataloader": rest.ranks[0]}, checkpoint_id=job / "saved")
+    assert rest.packed_steps() == expected[3:]
+
+
+def test_documents_without_tokens_are_reported(example: ModuleType, tmp_path: Path) -> None:
+    for source, count in enumerate(DOCUMENTS):
+        rows = [json.dumps({"source": source, "number": 7}) for _ in range(count)]
+        (tmp_path / f"{source}.jsonl").write_text("\n".join(rows))
+    for repeat in (False, True):
+        job = Job(example, tmp_path, 1, num_workers=0, pack=True, repeat=repeat)
+        with pytest.raises(ValueError, match="at least one document"):
+            job.packed_steps(1)
