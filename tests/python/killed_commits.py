@@ -6,6 +6,10 @@ finishes batches in the order in which simulated rollouts end, whose lengths hav
 commits them, and saves a checkpoint now and then: the loader's state and the samples trained on so
 far, as a model's weights would hold them. The parent kills it with SIGKILL after a random time,
 KILLS times, and lets the last life finish. Prints what was trained on as JSON.
+
+`interrupted()` runs the same loop in this process, and `length_differences()` compares the lengths
+of the samples trained on in the parts of a run. With a planted fault, which delays or loses the
+batches in flight, of which more are long, the lengths differ.
 """
 
 from __future__ import annotations
@@ -18,14 +22,23 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch.utils.data import Dataset
 
 from penstock import DataLoader
 
 COUNT, EPOCHS, IN_FLIGHT = 600, 3, 24
+WINDOW = COUNT // 2  # samples of a part of a run
+CLASSES = (0.5, 0.9)  # quantiles between short, medium and long samples
+# After a resume, the batches that were in flight come "first"; the others are planted faults.
+Policy = Literal["first", "last", "lost"]
+
+
+class Interrupted(Exception):
+    """Stands for the death of the process."""
 
 
 def length_of(sample: int) -> float:
@@ -41,26 +54,38 @@ class Prompts(Dataset[Any]):
         return torch.tensor([index, int(torch.randint(1 << 30, ()))])
 
 
-def make_loader() -> Any:
+def make_loader(num_workers: int = 2) -> Any:
     return DataLoader(
         Prompts(),
         batch_size=2,
         shuffle=True,
-        num_workers=2,
+        num_workers=num_workers,
         seeding="batch",
         generator=torch.Generator().manual_seed(3),
         commit="manual",
     )
 
 
-def live(checkpoint: Path, seed: int) -> None:
-    """Train from the checkpoint to the end of the last epoch."""
+def live(
+    checkpoint: Path,
+    seed: int,
+    *,
+    policy: Policy = "first",
+    batches_max: int = -1,
+    num_workers: int = 2,
+    pause_s: float = 0.0002,
+) -> None:
+    """Train from the checkpoint to the end of the last epoch.
+
+    Raises Interrupted after ``batches_max`` batches, unless it is negative.
+    """
     rng = random.Random(seed)
-    loader = make_loader()
-    epoch, trained, most_bytes = 0, [], 0
+    loader = make_loader(num_workers)
+    epoch, trained, most_bytes, repeated_count = 0, [], 0, 0
     if checkpoint.exists():
         saved = json.loads(checkpoint.read_text())
         epoch, trained, most_bytes = saved["epoch"], saved["trained"], saved["most_bytes"]
+        repeated_count = saved["outstanding"]
         loader.load_state_dict(saved["loader"])
     flying: list[Any] = []
     now = 0.0
@@ -74,23 +99,47 @@ def live(checkpoint: Path, seed: int) -> None:
     def save(epoch: int) -> None:
         nonlocal most_bytes
         state = loader.state_dict()
-        assert state["_iterator_finished"] or len(loader.outstanding) == len(flying)
+        if policy == "first":
+            assert state["_iterator_finished"] or len(loader.outstanding) == len(flying)
         left = json.dumps([state.get("left"), state["commits"]])
         most_bytes = max(most_bytes, len(left))
-        saved = {"epoch": epoch, "trained": trained, "loader": state, "most_bytes": most_bytes}
+        saved = {
+            "epoch": epoch,
+            "trained": trained,
+            "loader": state,
+            "outstanding": len(loader.outstanding),
+            "most_bytes": most_bytes,
+        }
         new = checkpoint.with_suffix(".new")
         new.write_text(json.dumps(saved))
         new.rename(checkpoint)
 
-    def train(batches: Any, at: int) -> None:
-        for batch in batches:
+    def train(batches: Any, epoch: int) -> None:
+        nonlocal batches_max
+        for batch, at in by_policy(batches, epoch):
+            if batches_max == 0:
+                raise Interrupted
+            batches_max -= 1
             takes = max(length_of(int(sample)) for sample in batch[:, 0])
             heapq.heappush(flying, (now + takes, rng.random(), batch))
             if len(flying) >= IN_FLIGHT:
                 land()
             if rng.random() < 0.05:
                 save(at)
-            time.sleep(0.0002)
+            time.sleep(pause_s)
+
+    def by_policy(batches: Any, epoch: int) -> Any:
+        nonlocal repeated_count
+        late = []
+        for batch in batches:
+            is_repeated, repeated_count = repeated_count > 0, repeated_count - 1
+            if policy == "first" or not is_repeated:
+                yield batch, epoch
+            elif policy == "last":
+                late.append(batch)
+            else:
+                loader.commit(batch)
+        yield from ((batch, min(epoch + 1, EPOCHS)) for batch in late)  # the epoch is over
 
     for at in range(epoch, EPOCHS):
         train(loader, at)
@@ -99,6 +148,49 @@ def live(checkpoint: Path, seed: int) -> None:
     while flying:
         land()
     save(EPOCHS)
+
+
+def interrupted(
+    folder: Path, seed: int, batches_mean: int | None, policy: Policy = "first"
+) -> list[list[int]]:
+    """Return what a loop has trained on that was interrupted after random numbers of batches."""
+    rng = random.Random(seed)
+    checkpoint = folder / f"{policy}-{seed}-{batches_mean}.json"
+    while True:
+        batches_max = -1 if batches_mean is None else int(rng.expovariate(1 / batches_mean))
+        try:
+            live(
+                checkpoint,
+                rng.randrange(1 << 30),
+                policy=policy,
+                batches_max=batches_max,
+                num_workers=0,
+                pause_s=0,
+            )
+        except Interrupted:
+            continue
+        trained: list[list[int]] = json.loads(checkpoint.read_text())["trained"]
+        return trained
+
+
+def length_counts(trained: list[list[int]]) -> np.ndarray[Any, Any]:
+    """Return the numbers of short, medium and long samples in each part of a run."""
+    edges = np.quantile([length_of(sample) for sample in range(COUNT)], CLASSES)
+    classes = np.digitize([length_of(sample) for sample, _ in trained], edges)
+    starts = range(0, COUNT * EPOCHS, WINDOW)
+    return np.array(
+        [np.bincount(classes[at : at + WINDOW], minlength=len(CLASSES) + 1) for at in starts]
+    )
+
+
+def length_differences(trained: list[list[int]], reference: list[list[int]]) -> list[float]:
+    """Return the chi-squared statistic of each part of a run, between two runs.
+
+    Each has ``len(CLASSES)`` degrees of freedom, if the runs differ by chance.
+    """
+    mine, others = length_counts(trained), length_counts(reference)
+    found: list[float] = ((mine - others) ** 2 / np.maximum(mine + others, 1)).sum(1).tolist()
+    return found
 
 
 def main(folder: Path, kills: int, seed: int) -> None:

@@ -533,11 +533,60 @@ def test_state_has_little_for_many_batches_in_flight() -> None:
     assert len(json.dumps(state, separators=(",", ":"))) <= 12_500
 
 
+# Chance differences between the lengths in six parts of two runs exceed this in one case of a
+# hundred: chi-squared with 12 degrees of freedom.
+DIFFERENCE_MAX = 26.2
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
+    """What an asynchronous loop trains on without interruptions."""
+    return killed_commits.interrupted(tmp_path_factory.mktemp("whole"), 1, None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))]
+)
+def test_interruptions_leave_the_lengths_of_each_part_of_a_run(
+    seed: int, uninterrupted: list[list[int]], tmp_path: Path
+) -> None:
+    trained = killed_commits.interrupted(tmp_path, seed, 60)
+    killed_commits.assert_whole(trained)
+    assert trained != uninterrupted  # in another order
+    assert sum(killed_commits.length_differences(trained, uninterrupted)) < DIFFERENCE_MAX
+    # The whole run has the data set's distribution exactly.
+    counts = killed_commits.length_counts(trained).sum(0)
+    assert counts.tolist() == [300 * EPOCHS, 240 * EPOCHS, 60 * EPOCHS]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("policy", "seed"),
+    [
+        ("last", 1),
+        *(
+            pytest.param(policy, seed, marks=pytest.mark.long)
+            for policy, seed in (("last", 2), ("last", 3), ("lost", 1), ("lost", 2), ("lost", 3))
+        ),
+    ],
+)
+def test_delayed_or_lost_batches_would_change_the_lengths(
+    policy: Any, seed: int, uninterrupted: list[list[int]], tmp_path: Path
+) -> None:
+    trained = killed_commits.interrupted(tmp_path, seed, 60, policy)
+    assert sum(killed_commits.length_differences(trained, uninterrupted)) > DIFFERENCE_MAX
+    if policy == "last":
+        killed_commits.assert_whole(trained)  # nothing else would show it
+
+
 @pytest.mark.parametrize(
     ("kills", "seed"),
     [(40, 1), *(pytest.param(200, seed, marks=pytest.mark.long) for seed in range(2, 7))],
 )
-def test_killed_loops_lose_and_double_nothing(kills: int, seed: int, tmp_path: Path) -> None:
+def test_killed_loops_lose_and_double_nothing(
+    kills: int, seed: int, uninterrupted: list[list[int]], tmp_path: Path
+) -> None:
     ended = subprocess.run(
         [sys.executable, killed_commits.__file__, str(tmp_path), str(kills), str(seed)],
         capture_output=True,
@@ -548,6 +597,8 @@ def test_killed_loops_lose_and_double_nothing(kills: int, seed: int, tmp_path: P
     result = json.loads(ended.stdout)
     assert result["died"] == kills
     killed_commits.assert_whole(result["trained"])
+    differences = killed_commits.length_differences(result["trained"], uninterrupted)
+    assert sum(differences) < DIFFERENCE_MAX
     expected: Counter[str] = Counter()
     loader = killed_commits.make_loader()
     for _ in range(killed_commits.EPOCHS):
