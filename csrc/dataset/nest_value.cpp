@@ -100,9 +100,9 @@ class Reader {
       case NestTag::kBigInteger: return refuse("an integer of more than 64 bits");
       case NestTag::kPickle: return refuse("a pickled Python object");
       case NestTag::kList: return read_items(token.count, &Value::list);
-      case NestTag::kTuple:
-      case NestTag::kNamedTuple: return read_items(token.count, &Value::tuple);
-      case NestTag::kObject: return read_object(token.count);
+      case NestTag::kTuple: return read_items(token.count, &Value::tuple);
+      case NestTag::kNamedTuple: return of_type(std::string(token.text), read_items(token.count, &Value::tuple));
+      case NestTag::kObject: return of_type(std::string(token.text), read_object(token.count));
       case NestTag::kDict: {
         Value::Entries entries;
         entries.reserve(token.count);
@@ -129,6 +129,11 @@ class Reader {
       items.push_back(std::move(item).value());
     }
     return make(std::move(items));
+  }
+
+  static Result<Value> of_type(std::string type_name, Result<Value> value) {
+    if (!value) return value;
+    return Value::of_type(std::move(type_name), std::move(value).value());
   }
 
   // An object of a Python class is its context if it has no children, its only child, as for mappings, or the tuple of
@@ -165,13 +170,15 @@ Value with_tensors(const Value& value, const std::function<at::Tensor(const at::
     case Value::Kind::kTuple: {
       Value::Items items;
       for (const Value& item : value.items()) items.push_back(with_tensors(item, map));
-      return value.kind() == Value::Kind::kList ? Value::list(std::move(items)) : Value::tuple(std::move(items));
+      return Value::of_type(std::string(value.type_name()), value.kind() == Value::Kind::kList
+                                                                ? Value::list(std::move(items))
+                                                                : Value::tuple(std::move(items)));
     }
     case Value::Kind::kDict: {
       Value::Entries entries;
       for (const Value::Entry& entry : value.entries())
         entries.push_back({.key = entry.key, .value = with_tensors(entry.value, map)});
-      return Value::dict(std::move(entries));
+      return Value::of_type(std::string(value.type_name()), Value::dict(std::move(entries)));
     }
     default: return value;
   }

@@ -44,6 +44,11 @@ Value Value::bytes(std::string bytes) {
   return value;
 }
 
+Value Value::of_type(std::string type_name, Value value) {
+  value.type_ = type_name.empty() ? nullptr : std::make_shared<const std::string>(std::move(type_name));
+  return value;
+}
+
 const at::Tensor& Value::tensor() const {
   if (const auto* tensor = std::get_if<at::Tensor>(&data_)) return *tensor;
   throw_wrong_kind(*this, "a tensor");

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Conversions between values and C++ types: the types that batch.as<T>() can return and that a dataset may return.
-// Supported types: bool, integers, floating-point numbers, std::string, at::Tensor, Value, std::optional (none is
-// empty), std::vector (a list), std::pair and std::tuple (by position), and every struct whose fields are named:
+// Supported types: bool, integers, floating-point numbers, std::string, std::vector<std::byte> (bytes), at::Tensor,
+// Value, std::optional (none is empty), std::vector (a list), std::map of std::string (a dict), std::pair and
+// std::tuple (by position), and every struct whose fields are named:
 //
 //   struct Sample {
 //     at::Tensor image;
@@ -18,6 +19,7 @@
 
 #include <concepts>
 #include <cstddef>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -119,6 +121,37 @@ struct Conversion<std::optional<T>> {
   static std::optional<T> from_value(const Value& value, const std::string& where) {
     if (value.is_none()) return std::nullopt;
     return Conversion<T>::from_value(value, where);
+  }
+};
+
+template <>
+struct Conversion<std::vector<std::byte>> {
+  static Value to_value(const std::vector<std::byte>& bytes) {
+    return Value::bytes(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+  }
+  static std::vector<std::byte> from_value(const Value& value, const std::string& where) {
+    if (value.kind() != Value::Kind::kBytes) detail::throw_misfit(where, "bytes", value);
+    const auto* first = reinterpret_cast<const std::byte*>(value.bytes().data());
+    return {first, first + value.bytes().size()};
+  }
+};
+
+template <typename T>
+struct Conversion<std::map<std::string, T>> {
+  static Value to_value(std::map<std::string, T> parts) {
+    Value::Entries entries;
+    entries.reserve(parts.size());
+    for (auto& [name, part] : parts) entries.push_back({name, Conversion<T>::to_value(std::move(part))});
+    return Value::dict(std::move(entries));
+  }
+  static std::map<std::string, T> from_value(const Value& value, const std::string& where) {
+    if (value.kind() != Value::Kind::kDict) detail::throw_misfit(where, "a dict", value);
+    std::map<std::string, T> parts;
+    for (const Value::Entry& entry : value.entries()) {
+      const std::string name = Conversion<std::string>::from_value(entry.key, where + " key");
+      parts.emplace(name, Conversion<T>::from_value(entry.value, where + "['" + name + "']"));
+    }
+    return parts;
   }
 };
 

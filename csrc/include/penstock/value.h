@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -51,7 +52,7 @@ class PENSTOCK_API Value {
     kBytes,
     kTensor,
     kList,
-    kTuple,  // including Python's named tuples
+    kTuple,  // including Python's named tuples, and objects of other classes with several parts
     kDict,   // in insertion order
   };
 
@@ -102,6 +103,13 @@ class PENSTOCK_API Value {
   // Like operator[], but null if the name is missing.
   const Value* find(std::string_view name) const;
 
+  // The Python class of a named tuple, or of an object that is no list, tuple or dict, as "module:qualified name": the
+  // value of a BatchEncoding is a dict with the type name "transformers.tokenization_utils_base:BatchEncoding". Empty
+  // for other values.
+  std::string_view type_name() const { return type_ ? std::string_view(*type_) : std::string_view(); }
+  // The value with a type name.
+  static Value of_type(std::string type_name, Value value);
+
   // A short description for messages: "a dict with 'image' and 'label'".
   std::string describe() const;
 
@@ -118,6 +126,7 @@ class PENSTOCK_API Value {
   using Data = std::variant<std::monostate, bool, int64_t, double, std::string, Bytes, at::Tensor, Items, Tuple, Dict>;
 
   Data data_;
+  std::shared_ptr<const std::string> type_;  // shared by copies; null without a type name
 };
 
 // One entry of a dict. Python's keys may be of other types than text.

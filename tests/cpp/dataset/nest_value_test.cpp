@@ -41,6 +41,30 @@ TEST(NestValue, EveryKindComesBack) {
   EXPECT_EQ(back.entries().back().key.integer(), 7);
 }
 
+TEST(NestValue, ObjectsOfPythonClassesHaveTheirFieldsAndTheNameOfTheClass) {
+  wire::NestWriter nest;
+  nest.list(3);
+  nest.object("transformers:BatchEncoding", 2);
+  nest.none();
+  nest.dict(1);
+  nest.text("input_ids");
+  nest.tensor(0);
+  nest.named_tuple("my_package:Sample", 2);
+  nest.tensor(0);
+  nest.text("name");
+  nest.tuple(0);
+  const std::vector<at::Tensor> tensors = {at::arange(5)};
+  const Value value = read_value(nest.view(), tensors).value();
+  EXPECT_EQ(value[0].type_name(), "transformers:BatchEncoding");
+  EXPECT_TRUE(value[0]["input_ids"].tensor().is_same(tensors[0]));
+  EXPECT_EQ(value[1].type_name(), "my_package:Sample");
+  EXPECT_EQ(value[1][1].text(), "name");
+  EXPECT_EQ(value[2].type_name(), "");
+  const Value other = with_tensors(value, [](const at::Tensor& tensor) { return tensor.clone(); });
+  EXPECT_EQ(other[0].type_name(), "transformers:BatchEncoding");
+  EXPECT_EQ(other[1].type_name(), "my_package:Sample");
+}
+
 TEST(NestValue, AValueNestedTooDeepIsMalformed) {
   Value value = 1;
   for (uint32_t depth = 0; depth < wire::kNestDepthMax; ++depth) value = Value::list({value});

@@ -85,6 +85,23 @@ TEST(Fields, WhatDoesNotFitIsNamed) {
   EXPECT_NE(read(at::arange(2)).find("a dict or a list, for a Purchase"), std::string::npos);
 }
 
+TEST(Fields, NestedMapsBytesAndNothingConvert) {
+  using Inner = std::map<std::string, std::optional<std::vector<std::byte>>>;
+  const std::map<std::string, Inner> maps = {{"a", {{"some", {{std::byte{0}, std::byte{255}}}}, {"none", {}}}},
+                                             {"b", {}}};
+  const Value value = to_value(maps);
+  EXPECT_EQ(value["a"]["some"].bytes(), std::string("\0\xff", 2));
+  EXPECT_TRUE(value["a"]["none"].is_none());
+  EXPECT_EQ((Conversion<std::map<std::string, Inner>>::from_value(value, "batch")), maps);
+  using Numbers = std::map<std::string, int64_t>;
+  EXPECT_NE(refusal([] { Conversion<Numbers>::from_value(Value::list({1}), "batch"); }).find("a dict"),
+            std::string::npos);
+  EXPECT_NE(refusal([] {
+              Conversion<Numbers>::from_value(Value::dict({{"x", "y"}}), "batch");
+            }).find("batch['x']"),
+            std::string::npos);
+}
+
 TEST(Fields, TuplesVectorsAndNumbersConvert) {
   using Parts = std::tuple<std::vector<double>, uint8_t, std::pair<bool, std::string>>;
   const Parts parts{{1.5, 2}, 200, {true, "x"}};
