@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <string>
 
+#include "api/commit_ledger.h"
 #include "api/exceptions.h"
 #include "api/worker_set.h"
 #include "dataset/nest_value.h"
@@ -151,6 +152,15 @@ const at::Tensor& Batch::operator[](std::string_view name) const {
 const at::Tensor& Batch::operator[](size_t position) const {
   const at::Tensor& came = tensor_of(value_[position], std::to_string(position));
   return origin_ ? origin_->read(came) : came;
+}
+
+BatchId Batch::id() const {
+  if (!mark_) {
+    throw Error(ErrorKind::kUnsupported,
+                "id() requires a batch of a loader with commit=manual, got a batch of another loader, or of none; set "
+                "Options::commit to Commit::kManual");
+  }
+  return mark_->id;
 }
 
 const Value& Batch::read() const { return origin_->read_all(value_); }

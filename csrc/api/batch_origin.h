@@ -124,6 +124,8 @@ class BatchOrigin {
 
 // The library's access to the internals of a Batch.
 struct BatchAccess {
+  static void set_mark(Batch& batch, std::shared_ptr<const api::CommitMark> mark) { batch.mark_ = std::move(mark); }
+  static const api::CommitMark* mark_of(const Batch& batch) { return batch.mark_.get(); }
   static void set_origin(Batch& batch, std::shared_ptr<BatchOrigin> origin) { batch.origin_ = std::move(origin); }
   // Null for a batch delivered before any module was offloaded to its loader.
   static BatchOrigin* origin_of(const Batch& batch) { return batch.origin_.get(); }

@@ -6,11 +6,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "api/batch_origin.h"
+#include "api/commit_ledger.h"
 #include "api/exceptions.h"
 #include "api/index_order.h"
 #include "api/loader_state.h"
@@ -47,6 +49,8 @@ DataLoader::Impl::Impl(AnyDataset dataset, Options options) : options_(api::with
             .options = &options_};
   if (!shape.is_iterable) built_.sample_count = shape.sample_count;
   running_.emplace(std::move(running));
+  if (options_.commit != Commit::kNone)
+    commits_ = std::make_shared<api::CommitLedger>(api::title_of(dataset), !options_.batch_size);
 }
 
 DataLoader::Impl::Running& DataLoader::Impl::running() {
@@ -72,9 +76,57 @@ DataLoader::Impl::Running& DataLoader::Impl::running() {
 void DataLoader::Impl::begin_epoch() {
   static_cast<void>(running());
   ++begun_count_;
-  if (!loaded_state_) return begin_fresh();
-  const Value state = *std::exchange(loaded_state_, std::nullopt);
-  begin_from(api::read_state(built_, state));
+  is_over_ = false;
+  has_epoch_to_come_ = true;
+  begin_part();
+}
+
+void DataLoader::Impl::begin_redelivery() {
+  const bool has_some = commits("redeliver()").has_repeats();
+  static_cast<void>(running());
+  ++begun_count_;
+  is_over_ = !has_some;
+  has_epoch_to_come_ = false;
+  if (has_some) begin_part();
+}
+
+// Starts an earlier epoch with batches to repeat, or the epoch itself. Returns whether there is one left.
+bool DataLoader::Impl::begin_part() {
+  if (commits_ && commits_->has_repeats()) {
+    begin_repeat(commits_->take_repeat());
+    return true;
+  }
+  if (!std::exchange(has_epoch_to_come_, false)) return false;
+  if (loaded_state_) {
+    const Value state = *std::exchange(loaded_state_, std::nullopt);
+    begin_from(api::read_state(built_, state));
+  } else {
+    begin_fresh();
+  }
+  return true;
+}
+
+void DataLoader::Impl::begin_repeat(api::CommitLedger::Repeat repeat) {
+  const Running& running = this->running();
+  const api::PlacesLeft left = repeat.content.left();
+  api::EpochAccount account{.epoch = repeat.content.seed_epoch, .start = built_.take_generators()};
+  account.base_seed = repeat.content.base_seed;
+  account.resumed_left = left;
+  account.commits = std::move(repeat.epoch);
+  account.progress = std::make_shared<loader::EpochProgress>(running.workers->client()->shard_count());
+  const uint64_t count = left.delivered_count();
+  const auto last_shard_id = count > 0 ? std::optional((count - 1) % account.progress->shard_count()) : std::nullopt;
+  account.progress->resume(count, count, last_shard_id);
+  if (api::StepMeter* const meter = running.workers->meter()) begin_meter(*meter);
+  const wire::EpochSeeds seeds{.base_seed = repeat.content.base_seed, .epoch = repeat.content.seed_epoch};
+  running.workers->set_starts(seeds, api::ResumePoint());
+  loader::EpochPlan plan{
+      .seeds = seeds, .base_generator = options_.generator, .progress = account.progress, .missing = left.missing};
+  account_ = std::move(account);
+  const bool is_single = options_.sampler && !options_.batch_size;
+  const auto kind = is_single ? wire::IndexKind::kInteger : wire::IndexKind::kIntegers;
+  running.stream->begin_epoch(std::move(plan),
+                              std::make_unique<api::RepeatedOrder>(std::move(repeat.content.batches), kind));
 }
 
 void DataLoader::Impl::begin_fresh() { begin({.epoch = epoch_count_, .start = built_.take_generators()}, nullptr); }
@@ -101,6 +153,7 @@ void DataLoader::Impl::begin(api::EpochAccount account, const api::ResumePoint* 
   if (point != nullptr) {
     base_seed = point->base_seed;
     account.progress->resume(point->answered_count, point->yielded_count, point->last_shard_id);
+    account.resumed_left = point->left;
     for (const auto& [shard_id, start] : point->starts)
       account.progress->set_shard_answers(shard_id, start.batch_count);
     account.resumed_states = point->shard_states;
@@ -115,9 +168,19 @@ void DataLoader::Impl::begin(api::EpochAccount account, const api::ResumePoint* 
   if (api::StepMeter* const meter = running.workers->meter()) begin_meter(*meter);
   const wire::EpochSeeds seeds{.base_seed = base_seed, .epoch = epoch_count_++, .by_sample = options_.shard_by_rank};
   running.workers->set_starts(seeds, point != nullptr ? *point : api::ResumePoint());
-  loader::EpochPlan plan{.seeds = seeds, .base_generator = options_.generator, .progress = account.progress};
+  loader::EpochPlan plan{.seeds = seeds,
+                         .base_generator = options_.generator,
+                         .progress = account.progress,
+                         .missing = account.resumed_left.missing};
+  if (commits_) {
+    loader::Stream* const stream = running.stream.get();
+    std::function<api::PulledBatch(uint64_t)> pull_again;
+    if (!options_.sampler) pull_again = [stream](uint64_t place) { return api::pulled_of(stream->indices_at(place)); };
+    account.commits = commits_->begin_epoch(account.resumed_left, seeds.epoch, seeds.base_seed, std::move(pull_again));
+  } else if (!built_.is_iterable && has_free_order()) {
+    account.delivered.emplace(account.resumed_left);
+  }
   account_ = std::move(account);
-  const uint64_t skipped_count = account_->progress->answered_count();
   if (built_.is_iterable) {
     running.stream->begin_epoch(std::move(plan), std::make_unique<api::ShardOrder>(options_.batch_size));
   } else if (options_.sampler) {
@@ -126,8 +189,12 @@ void DataLoader::Impl::begin(api::EpochAccount account, const api::ResumePoint* 
     if (share) {
       order = std::make_unique<api::SharedSamplerOrder>(options_.sampler, order_size(), *share);
     } else {
+      order = std::make_unique<api::SamplerOrder>(options_.sampler, options_.batch_size, options_.drop_last,
+                                                  account_->resumed_left);
+    }
+    if (commits_) {
       order =
-          std::make_unique<api::SamplerOrder>(options_.sampler, options_.batch_size, options_.drop_last, skipped_count);
+          std::make_unique<api::RecordedOrder>(std::move(order), commits_, account_->commits, account_->resumed_left);
     }
     running.stream->begin_epoch(std::move(plan), std::move(order));
   } else {
@@ -196,7 +263,15 @@ std::optional<BatchOrigin::Withheld> withheld_of(loader::Batch& batch, const std
 }  // namespace
 
 std::optional<Batch> DataLoader::Impl::next() {
+  if (is_over_) return std::nullopt;
   if (!account_) api::refuse("next() was called before begin_epoch(); start an epoch first");
+  for (;;) {
+    auto batch = next_of_part();
+    if (batch || !begin_part()) return batch;
+  }
+}
+
+std::optional<Batch> DataLoader::Impl::next_of_part() {
   if (account_->progress->is_finished()) return std::nullopt;
   const Running& running = this->running();
   loader::StepLedger& ledger = running.stream->client().ledger();
@@ -256,6 +331,9 @@ Batch DataLoader::Impl::to_batch(Event& event) {
     api::raise(value.error());
   }
   Batch given(std::move(value).value(), number);
+  if (account_->delivered) account_->delivered->note(batch.record().facts().sequence);
+  if (account_->commits)
+    BatchAccess::set_mark(given, commits_->deliver(*account_->commits, batch.record().facts().sequence));
   if (!running.workers->notes_origins()) return given;
   if (withheld) withheld->came = BatchAccess::value_of(given);
   const auto& keys = batch.record().frame().boundary_keys;
@@ -278,29 +356,51 @@ std::optional<int64_t> DataLoader::Impl::size() const {
   return whole_count + (*sample_count % *options_.batch_size > 0 && !options_.drop_last ? 1 : 0);
 }
 
+// Whether batches may overtake others.
+bool DataLoader::Impl::has_free_order() const {
+  return api::overtaking_max(options_) > 0 && (*running_)->workers->is_parallel();
+}
+
 void DataLoader::Impl::check_can_resume() const {
-  if (options_.in_order || (options_.num_workers == 0 && !options_.pool)) return;
-  throw Error(
-      ErrorKind::kUnsupported,
-      "in_order is False with " + std::to_string(options_.num_workers) +
-          " workers, so a number of batches does not describe which were delivered; set in_order=True to get a state");
+  if (!options_.shard_by_rank || api::overtaking_max(options_) == 0 || !(*running_)->workers->is_parallel()) return;
+  throw Error(ErrorKind::kUnsupported,
+              "state() with shard_by_rank requires in_order = true, with which all ranks deliver their steps in the "
+              "same order; set in_order = true");
 }
 
 Value DataLoader::Impl::state() const {
   check_can_resume();
-  if (loaded_state_) return *loaded_state_;
-  return api::make_state(built_, account_ ? &*account_ : nullptr, epoch_count_);
+  const Value state = loaded_state_
+                          ? *loaded_state_
+                          : api::make_state(built_, account_ ? &*account_ : nullptr, epoch_count_, commits_.get());
+  return commits_ ? api::with_commits(state, *commits_) : state;
 }
 
 void DataLoader::Impl::load_state(const Value& state) {
   check_can_resume();
+  api::CommitsState commits;
+  if (!state.is_none()) commits = api::read_state(built_, state).commits;
   account_.reset();
-  if (state.is_none()) {
-    loaded_state_.reset();
-    return;
+  loaded_state_ = state.is_none() ? std::nullopt : std::optional(state);
+  if (commits_) commits_->load(std::move(commits));
+}
+
+// ---- Commits
+
+api::CommitLedger& DataLoader::Impl::commits(const char* call) const {
+  if (!commits_) {
+    throw Error(ErrorKind::kUnsupported,
+                std::string(call) +
+                    " requires commit=manual, got commit=none, with which the state covers the batches that were "
+                    "delivered; set Options::commit to Commit::kManual");
   }
-  static_cast<void>(api::read_state(built_, state));
-  loaded_state_ = state;
+  return *commits_;
+}
+
+void DataLoader::Impl::commit(const Batch& batch) { commits("commit()").commit(BatchAccess::mark_of(batch)); }
+void DataLoader::Impl::commit(const BatchId& id) { commits("commit()").commit(id); }
+std::vector<BatchId> DataLoader::Impl::outstanding() const {
+  return commits_ ? commits_->outstanding() : std::vector<BatchId>();
 }
 
 namespace {
@@ -346,11 +446,25 @@ DataLoader::~DataLoader() = default;
 DataLoader::DataLoader(DataLoader&&) noexcept = default;
 DataLoader& DataLoader::operator=(DataLoader&&) noexcept = default;
 
-DataLoader::Iterator DataLoader::begin() {
-  impl_->begin_epoch();
+DataLoader::Iterator DataLoader::first() {
   Iterator iterator(*this, impl_->begun_count());
   ++iterator;
   return iterator;
+}
+
+DataLoader::Iterator DataLoader::begin() {
+  impl_->begin_epoch();
+  return first();
+}
+
+DataLoader::Redelivery DataLoader::redeliver() {
+  static_cast<void>(impl_->commits("redeliver()"));
+  return Redelivery(*this);
+}
+
+DataLoader::Iterator DataLoader::first_of_redelivery() {
+  impl_->begin_redelivery();
+  return first();
 }
 
 DataLoader::Iterator& DataLoader::Iterator::operator++() {
@@ -366,6 +480,10 @@ DataLoader::Iterator& DataLoader::Iterator::operator++() {
 }
 
 void DataLoader::begin_epoch() { impl_->begin_epoch(); }
+void DataLoader::begin_redelivery() { impl_->begin_redelivery(); }
+void DataLoader::commit(const Batch& batch) { impl_->commit(batch); }
+void DataLoader::commit(const BatchId& id) { impl_->commit(id); }
+std::vector<BatchId> DataLoader::outstanding() const { return impl_->outstanding(); }
 std::optional<Batch> DataLoader::next() { return impl_->next(); }
 std::optional<int64_t> DataLoader::size() const { return impl_->size(); }
 State DataLoader::state() const { return StateAccess::make(impl_->state()); }

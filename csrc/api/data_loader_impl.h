@@ -7,7 +7,9 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "api/commit_ledger.h"
 #include "api/loader_state.h"
 #include "api/worker_set.h"
 #include "base/process.h"
@@ -22,7 +24,14 @@ class PENSTOCK_HIDDEN DataLoader::Impl {
   Impl(AnyDataset dataset, Options options);
 
   void begin_epoch();
+  // Throws Error kUnsupported without Options::commit.
+  void begin_redelivery();
   std::optional<Batch> next();
+  void commit(const Batch& batch);
+  void commit(const BatchId& id);
+  std::vector<BatchId> outstanding() const;
+  // Throws Error kUnsupported without Options::commit; `call` is the program's.
+  api::CommitLedger& commits(const char* call) const;
   // Counts started epochs, so that an iterator can check whether its epoch is still the current one.
   uint64_t begun_count() const { return begun_count_; }
 
@@ -44,18 +53,25 @@ class PENSTOCK_HIDDEN DataLoader::Impl {
 
   Running& running();
   void check_can_resume() const;
+  bool has_free_order() const;
+  bool begin_part();
+  void begin_repeat(api::CommitLedger::Repeat repeat);
   void begin_fresh();
   void begin_from(const api::LoadedState& loaded);
   void begin(api::EpochAccount account, const api::ResumePoint* point);
   void begin_meter(api::StepMeter& meter);
   int64_t order_size() const;  // of a map-style dataset: samples per epoch, over all ranks
+  std::optional<Batch> next_of_part();
   std::optional<Batch> take();
   Batch to_batch(loader::Client::Event& event);
 
   const Options options_;
   api::BuiltLoader built_;
   std::optional<ProcessBound<Running>> running_;
+  std::shared_ptr<api::CommitLedger> commits_;  // if the program commits batches; batches know it, too
   std::optional<api::EpochAccount> account_;
+  bool has_epoch_to_come_ = false;  // after batches of earlier epochs
+  bool is_over_ = false;            // there was nothing to redeliver
   std::optional<Value> loaded_state_;
   int64_t epoch_count_ = 0;
   uint64_t begun_count_ = 0;

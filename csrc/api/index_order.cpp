@@ -16,20 +16,40 @@
 namespace penstock::api {
 
 SamplerOrder::SamplerOrder(std::shared_ptr<Sampler> sampler, std::optional<int64_t> batch_size, bool drop_last,
-                           uint64_t skipped_batch_count)
-    : sampler_(std::move(sampler)),
-      batch_size_(batch_size),
-      drop_last_(drop_last),
-      skipped_batch_count_(skipped_batch_count) {}
+                           PlacesLeft left)
+    : sampler_(std::move(sampler)), batch_size_(batch_size), drop_last_(drop_last), left_(std::move(left)) {}
 
 std::optional<loader::IndexSource::Indices> SamplerOrder::next() {
-  for (; skipped_batch_count_ > 0 && !is_at_end_; --skipped_batch_count_) static_cast<void>(pull());
-  auto indices = pull();
-  if (!indices) return std::nullopt;
-  indices_ = *std::move(indices);
+  if (!std::exchange(has_resumed_, true)) resume();
+  uint64_t first_place = 0;
+  if (!missing_.empty()) {
+    first_place = missing_.front().first_place;
+    indices_ = std::move(missing_.front().indices);
+    missing_.pop_front();
+  } else {
+    auto indices = pull();
+    if (!indices) return std::nullopt;
+    indices_ = *std::move(indices);
+    first_place = first_place_ - indices_.size();
+  }
   const auto kind = batch_size_ ? wire::IndexKind::kIntegers : wire::IndexKind::kInteger;
-  const uint64_t first_place = first_place_ - indices_.size();
   return Indices{.kind = kind, .body = std::as_bytes(std::span(indices_)), .first_place = first_place};
+}
+
+void SamplerOrder::resume() {
+  auto missing = left_.missing.begin();
+  for (uint64_t place = 0; place < left_.through; ++place) {
+    auto indices = pull();
+    if (!indices) {
+      refuse("the state was taken after " + std::to_string(place) +
+             " batches, but the sampler has no batch after these; create the loader with the same sampler, or load the "
+             "state as it was saved");
+    }
+    if (missing == left_.missing.end() || *missing != place) continue;
+    ++missing;
+    const uint64_t first_place = first_place_ - indices->size();
+    missing_.push_back({.indices = *std::move(indices), .first_place = first_place});
+  }
 }
 
 std::optional<std::vector<int64_t>> SamplerOrder::pull() {

@@ -4,10 +4,12 @@
 // dataset, which have no indices. With shard_by_rank, the ranks of a job share the samples of one order.
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <vector>
 
+#include "api/commit_ledger.h"
 #include "loader/index_source.h"
 #include "penstock/options.h"
 #include "penstock/sampler.h"
@@ -18,19 +20,21 @@ namespace penstock::api {
 // The order of a user-defined sampler. Confined to the trainer's thread.
 class SamplerOrder final : public loader::IndexSource {
  public:
-  // `skipped_batch_count` batches, delivered before the epoch was resumed, are drawn and discarded.
-  SamplerOrder(std::shared_ptr<Sampler> sampler, std::optional<int64_t> batch_size, bool drop_last,
-               uint64_t skipped_batch_count);
+  // Batches that were delivered before the epoch was resumed are drawn and discarded, and the missing ones come first.
+  SamplerOrder(std::shared_ptr<Sampler> sampler, std::optional<int64_t> batch_size, bool drop_last, PlacesLeft left);
 
   std::optional<Indices> next() override;
 
  private:
   std::optional<std::vector<int64_t>> pull();
+  void resume();
 
   std::shared_ptr<Sampler> sampler_;  // shared with the program
   std::optional<int64_t> batch_size_;
   bool drop_last_;
-  uint64_t skipped_batch_count_;
+  PlacesLeft left_;
+  bool has_resumed_ = false;
+  std::deque<PulledBatch> missing_;
   uint64_t first_place_ = 0;  // of the next batch
   bool is_at_end_ = false;
   std::vector<int64_t> indices_;

@@ -129,17 +129,40 @@ GeneratorsReplayed::~GeneratorsReplayed() { before_.restore_default(); }
 namespace {
 
 constexpr int64_t kVersion = 1;
-constexpr int64_t kVersionOfSnapshots = 3;  // its parts may be older than its position
+constexpr int64_t kVersionWithSkips = 2;    // batches were delivered or committed in any order
+constexpr int64_t kVersionWithEarlier = 4;  // batches of earlier epochs are to be delivered first; 3: parts may be
+                                            // older than the position
+
+std::string demangled(const std::type_info& type) {
+  int status = 0;
+  const std::unique_ptr<char, void (*)(void*)> name(abi::__cxa_demangle(type.name(), nullptr, nullptr, &status),
+                                                    &std::free);
+  return status == 0 ? name.get() : type.name();
+}
 
 // The name of a sampler's class without its namespace, as Python shows it.
 std::string class_name(const Sampler& sampler) {
-  int status = 0;
-  const std::unique_ptr<char, void (*)(void*)> demangled(
-      abi::__cxa_demangle(typeid(sampler).name(), nullptr, nullptr, &status), &std::free);
-  const std::string name = status == 0 ? demangled.get() : typeid(sampler).name();
+  const std::string name = demangled(typeid(sampler));
   const size_t end = name.find('<');
   const size_t colon = name.rfind(':', end);
   return colon == std::string::npos || end != std::string::npos ? name : name.substr(colon + 1);
+}
+
+// The last part of a class's name, without template arguments: of "a::make<b::C>(int)::D<e::F>", "D".
+std::string short_class_name(const std::string& name) {
+  size_t first = 0;
+  size_t end = name.size();
+  int depth = 0;
+  for (size_t index = 0; index < name.size(); ++index) {
+    if (depth == 0 && name[index] == ':') {
+      first = index + 1;
+      end = name.size();
+    }
+    if (depth == 0 && (name[index] == '<' || name[index] == '(')) end = std::min(end, index);
+    if (name[index] == '<' || name[index] == '(') ++depth;
+    if (name[index] == '>' || name[index] == ')') --depth;
+  }
+  return name.substr(first, end - first);
 }
 
 Value sampler_name(const BuiltLoader& built) {
@@ -151,6 +174,14 @@ Value sampler_name(const BuiltLoader& built) {
 }
 
 std::string as_python(const Value* value) { return value == nullptr || value->is_none() ? "None" : value->describe(); }
+
+void set(Value::Entries& entries, const char* name, Value value) {
+  const auto found = std::ranges::find_if(entries, [&](const auto& entry) { return entry.key.text() == name; });
+  if (found != entries.end())
+    found->value = std::move(value);
+  else
+    entries.push_back({name, std::move(value)});
+}
 
 Value decoded(const std::vector<std::byte>& state) {
   return state.empty() ? Value() : value_or_raise(dataset::unpack_value(state));
@@ -186,6 +217,13 @@ struct Part {
     if (value == nullptr || value->kind() != Value::Kind::kBoolean) expect("true or false");
     return value->boolean();
   }
+  const Value::Items& items() const {
+    if (value == nullptr || value->kind() != Value::Kind::kList) expect("a list");
+    return value->items();
+  }
+  Part operator[](size_t index) const {
+    return {.value = &value->items()[index], .place = place + "[" + std::to_string(index) + "]"};
+  }
   const Value::Items& items(size_t count) const {
     const bool fits = value != nullptr && value->kind() == Value::Kind::kList && value->size() == count;
     if (!fits) expect("a list of " + std::to_string(count));
@@ -194,6 +232,18 @@ struct Part {
 };
 
 }  // namespace
+
+std::string title_of(const AnyDataset& dataset) {
+  if (const auto* plugin = std::get_if<PluginDataset>(&dataset.kind())) return plugin->name;
+  if (const auto* python = std::get_if<PythonDataset>(&dataset.kind())) return python->factory;
+  if (const auto by_index = dataset.by_index()) {
+    const Dataset& object = *by_index;
+    return short_class_name(demangled(typeid(object)));
+  }
+  const auto as_streams = dataset.as_streams();
+  const IterableDataset& object = *as_streams;
+  return short_class_name(demangled(typeid(object)));
+}
 
 GeneratorSnapshot BuiltLoader::take_generators() const {
   return options->shard_by_rank ? GeneratorSnapshot::take_own(options->generator)
@@ -219,12 +269,21 @@ Value BuiltLoader::to_value() const {
                       {"batch_sampler", batch_sampler}});
 }
 
-Value make_state(const BuiltLoader& built, const EpochAccount* account, int64_t epoch_count) {
+PlacesLeft left_of(const EpochAccount& account, const CommitLedger* ledger) {
+  if (account.commits && ledger != nullptr) return ledger->left(*account.commits);
+  if (account.delivered) return account.delivered->left();
+  return account.resumed_left.after(account.progress->answered_count() - account.resumed_left.delivered_count());
+}
+
+Value make_state(const BuiltLoader& built, const EpochAccount* account, int64_t epoch_count,
+                 const CommitLedger* ledger) {
   const bool shuffles = built.options->shuffle && !built.is_iterable;
   const bool is_finished = account != nullptr && account->progress->is_finished();
   const bool is_in_progress = account != nullptr && account->base_seed && !is_finished;
-  const uint64_t answered_count = account != nullptr ? account->progress->answered_count() : 0;
-  const uint64_t yielded_count = account != nullptr ? account->progress->yielded_count() : 0;
+  const PlacesLeft left = account != nullptr ? left_of(*account, ledger) : PlacesLeft();
+  const uint64_t answered_count = left.delivered_count();
+  uint64_t yielded_count = account != nullptr ? account->progress->yielded_count() : 0;
+  if (ledger != nullptr) yielded_count = answered_count;
   Value generators;
   Value shards;
   if (is_in_progress) {
@@ -266,7 +325,22 @@ Value make_state(const BuiltLoader& built, const EpochAccount* account, int64_t 
                           {"shards", std::move(shards)},
                           {"dataset", Value()}};
   if (is_in_progress && account->share) state.push_back({"samples", account->share->samples_before(answered_count)});
+  if (is_in_progress && !left.missing.empty()) {
+    set(state, "version", kVersionWithSkips);
+    state.push_back({"left", Value::dict({{"through", left.through},
+                                          {"missing", Value::list({left.missing.begin(), left.missing.end()})}})});
+  }
   return Value::dict(std::move(state));
+}
+
+Value with_commits(const Value& state, CommitLedger& ledger) {
+  Value::Entries entries = state.entries();
+  const Part seed = Part{.value = &state, .place = "state"}["base_seed"];
+  const bool is_between = seed.is_none() || state["_iterator_finished"].boolean();
+  Value commits = ledger.to_state(is_between);
+  if (commits["earlier"].size() > 0) set(entries, "version", kVersionWithEarlier);
+  set(entries, "commits", std::move(commits));
+  return Value::dict(std::move(entries));
 }
 
 namespace {
@@ -283,10 +357,10 @@ void check_state(const BuiltLoader& built, const Value& state) {
   }
   const Value* version = state.find("version");
   const bool is_known = version != nullptr && version->kind() == Value::Kind::kInteger &&
-                        (version->integer() == kVersion || version->integer() == kVersionOfSnapshots);
+                        version->integer() >= kVersion && version->integer() <= kVersionWithEarlier;
   if (!is_known) {
     refuse("the state has version " + as_python(version) + ", but this penstock supports versions " +
-           std::to_string(kVersion) + " and " + std::to_string(kVersionOfSnapshots) +
+           std::to_string(kVersion) + " to " + std::to_string(kVersionWithEarlier) +
            "; resume with the version of penstock that saved it");
   }
   const Value now = built.to_value();
@@ -317,7 +391,80 @@ int64_t batch_count_max(const BuiltLoader& built) {
   const Options& options = *built.options;
   if (built.is_iterable || options.sampler || !built.sample_count) return kCountMax;
   const int64_t size = std::max<int64_t>(1, options.batch_size.value_or(1));
-  return *built.sample_count / size + 1;
+  const int64_t whole_count = *built.sample_count / size;
+  if (options.shard_by_rank) return whole_count + 1;
+  return whole_count + (*built.sample_count % size > 0 && !options.drop_last ? 1 : 0);
+}
+
+// Reads the places that others have overtaken, if there are any.
+PlacesLeft read_left(const BuiltLoader& built, const Part& state, int64_t batches_max) {
+  PlacesLeft left{.through = static_cast<uint64_t>(state["_sampler_iter_yielded"].count(batches_max))};
+  const Part overtaken = state["left"];
+  if (overtaken.is_none()) return left;
+  if (built.is_iterable || built.options->shard_by_rank)
+    overtaken.expect("left out, since the batches of this loader are delivered in order");
+  const uint64_t delivered_count = left.through;
+  const int64_t through = overtaken["through"].count(batches_max);
+  left.through = static_cast<uint64_t>(through);
+  const Part missing = overtaken["missing"];
+  int64_t first = 0;
+  for (size_t index = 0; index < missing.items().size(); ++index) {
+    const int64_t place = missing[index].integer(first, through - 1);
+    left.missing.push_back(static_cast<uint64_t>(place));
+    first = place + 1;
+  }
+  if (left.delivered_count() != delivered_count) {
+    refuse("_sampler_iter_yielded is " + std::to_string(delivered_count) + " but " +
+           std::to_string(left.delivered_count()) +
+           " batches were delivered, out of order, so the batches to repeat are unknown; load the state as it was "
+           "saved, or save it from a loader with in_order = true");
+  }
+  return left;
+}
+
+// Reads the indices of a batch of an earlier epoch: an integer, or a list of them if samples are collated.
+std::vector<int64_t> read_indices(const BuiltLoader& built, const Part& part) {
+  const int64_t most = std::max<int64_t>(1, built.sample_count.value_or(kCountMax)) - 1;
+  if (!built.options->batch_size) return {part.integer(0, most)};
+  if (part.items().empty()) part.expect("a list of at least one integer");
+  std::vector<int64_t> indices;
+  for (size_t index = 0; index < part.value->size(); ++index) indices.push_back(part[index].integer(0, most));
+  return indices;
+}
+
+CommitsState read_commits(const BuiltLoader& built, const Part& commits) {
+  CommitsState state;
+  if (commits.is_none()) return state;
+  state.next_number = commits["epoch"].count();
+  const Part earlier = commits["earlier"];
+  int64_t next_number = 0;
+  for (size_t index = 0; index < earlier.items().size(); ++index) {
+    const Part part = earlier[index];
+    EarlierEpoch epoch{.number = part["epoch"].integer(next_number, state.next_number - 1),
+                       .seed_epoch = part["seed_epoch"].count(),
+                       .base_seed = part["base_seed"].integer(std::numeric_limits<int64_t>::min(),
+                                                              std::numeric_limits<int64_t>::max())};
+    next_number = epoch.number + 1;
+    const Part batches = part["batches"];
+    if (batches.items().empty()) batches.expect("a list of at least one batch");
+    int64_t next_place = 0;
+    for (size_t number = 0; number < batches.value->size(); ++number) {
+      const Part batch = batches[number];
+      batch.items(3);
+      const int64_t place = batch[size_t{0}].integer(next_place, kCountMax);
+      next_place = place + 1;
+      epoch.batches.emplace(static_cast<uint64_t>(place),
+                            PulledBatch{.indices = read_indices(built, batch[size_t{2}]),
+                                        .first_place = static_cast<uint64_t>(batch[size_t{1}].count())});
+    }
+    state.earlier.push_back(std::move(epoch));
+  }
+  if (!state.earlier.empty() && built.options->commit == Commit::kNone) {
+    refuse("the state has batches of " + std::to_string(state.earlier.size()) +
+           " earlier epochs that were delivered and not committed, which a loader without commit cannot repeat; set "
+           "Options::commit to Commit::kManual");
+  }
+  return state;
 }
 
 // Reads the state of a shard's iterator after its last batch. An older state is ignored: the shard is then read again
@@ -341,7 +488,8 @@ ResumePoint read_point(const BuiltLoader& built, const Part& state) {
   ResumePoint point{
       .base_seed = state["base_seed"].integer(std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max()),
       .answered_count = static_cast<uint64_t>(state["_sampler_iter_yielded"].count(batches_max)),
-      .yielded_count = static_cast<uint64_t>(state["_num_yielded"].count(batches_max))};
+      .yielded_count = static_cast<uint64_t>(state["_num_yielded"].count(batches_max)),
+      .left = read_left(built, state, batches_max)};
   if (!state["_index_sampler_state"].is_none() || !state["sampler"].is_none()) {
     throw Error(ErrorKind::kUnsupported,
                 "the state contains the state of a Python sampler, which only Python can restore; use a sampler "
@@ -389,7 +537,8 @@ LoadedState read_state(const BuiltLoader& built, const Value& state) {
   const bool is_finished = whole["_iterator_finished"].boolean();
   LoadedState loaded{.epoch = whole["epoch"].count(),
                      .generators = GeneratorSnapshot::from_value(state["generators"]),
-                     .is_finished_in_epoch = is_finished && has_seed};
+                     .is_finished_in_epoch = is_finished && has_seed,
+                     .commits = read_commits(built, whole["commits"])};
   if (has_seed && !is_finished) loaded.point = read_point(built, whole);
   return loaded;
 }

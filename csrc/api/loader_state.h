@@ -3,6 +3,7 @@
 // The state of a loader, written by make_state() and read by read_state(), in the format of Python's loader
 // (python/penstock/loader/loader_state.py): the generator states before the epoch, and the number of its batches that
 // were delivered. Resuming restores these generators, starts the epoch again and skips the batches that were delivered.
+// If batches were delivered or committed in any order, the state names the ones that others have overtaken.
 // The public class State holds such a state; it is implemented here, too.
 
 #include <ATen/core/Generator.h>
@@ -14,8 +15,10 @@
 #include <optional>
 #include <string>
 
+#include "api/commit_ledger.h"
 #include "dataset/batch_reader.h"
 #include "loader/stream.h"
+#include "penstock/any_dataset.h"
 #include "penstock/options.h"
 #include "penstock/state.h"
 #include "penstock/value.h"
@@ -62,6 +65,9 @@ class GeneratorsReplayed {
   GeneratorSnapshot before_;
 };
 
+// The dataset's name in messages: of its class, in its plug-in, or of its factory.
+std::string title_of(const AnyDataset& dataset);
+
 // The properties that determine the stream, apart from the dataset's content.
 struct BuiltLoader {
   bool is_iterable = false;
@@ -84,13 +90,20 @@ struct EpochAccount {
   std::optional<sampling::RankShare> share = {};         // the rank's share, if ranks share an order
   // The shard states that the epoch was resumed from, until workers send newer ones.
   std::map<uint32_t, Value> resumed_states = {};
+  PlacesLeft resumed_left = {};
+  std::optional<DeliveredPlaces> delivered = {};  // if batches may be delivered in any order
+  std::shared_ptr<OpenEpoch> commits = {};        // shared with the ledger, if the program commits batches
 };
+
+// The batches of an epoch that are left: not delivered, or not committed if the program commits batches.
+PlacesLeft left_of(const EpochAccount& account, const CommitLedger* ledger);
 
 // The position at which a resumed epoch continues.
 struct ResumePoint {
   int64_t base_seed = 0;
   uint64_t answered_count = 0;
   uint64_t yielded_count = 0;
+  PlacesLeft left = {};
   uint64_t sample_count = 0;  // samples of the order delivered to the job, if ranks share an order
   std::optional<uint32_t> last_shard_id = {};
   std::map<uint32_t, dataset::BatchReader::ShardStart> starts = {};  // for an iterable dataset
@@ -103,10 +116,16 @@ struct LoadedState {
   GeneratorSnapshot generators;
   bool is_finished_in_epoch = false;      // set by a program that adjusted the state past the epoch's end
   std::optional<ResumePoint> point = {};  // none between epochs
+  CommitsState commits = {};
 };
 
-// `epoch_count` epochs have started. `account` describes the last one; null before the first.
-Value make_state(const BuiltLoader& built, const EpochAccount* account, int64_t epoch_count);
+// `epoch_count` epochs have started. `account` describes the last one; null before the first. `ledger` is null if the
+// program commits no batches. The part "commits" is left to with_commits().
+Value make_state(const BuiltLoader& built, const EpochAccount* account, int64_t epoch_count,
+                 const CommitLedger* ledger);
+
+// The state with the current commits of earlier epochs.
+Value with_commits(const Value& state, CommitLedger& ledger);
 
 // Throws Error kValue for an invalid state and for the state of a loader with a different stream.
 LoadedState read_state(const BuiltLoader& built, const Value& state);

@@ -269,7 +269,7 @@ PoolWorkers::Client PoolWorkers::open_client(bool is_iterable, uint32_t shard_co
                                         .prefetch_factor = static_cast<uint32_t>(options_.prefetch_factor),
                                         .shard_count = is_iterable ? shard_count : 1,
                                         .prefetch_bytes = static_cast<uint64_t>(options_.prefetch_bytes),
-                                        .overtaking_max = options_.in_order ? 0 : session::kAnyOrder,
+                                        .overtaking_max = overtaking_max(options_),
                                         .keep_workers = true,
                                         .keep_indices = false,
                                         .pin_memory = options_.pin_memory && !device,

@@ -73,7 +73,7 @@ class ThreadWorkers final : public WorkerSet {
                               .prefetch_factor = depth,
                               .shard_count = is_iterable ? shard_count_of(shape_, options) : worker_count,
                               .prefetch_bytes = static_cast<uint64_t>(options.prefetch_bytes),
-                              .overtaking_max = options.in_order ? 0 : session::kAnyOrder,
+                              .overtaking_max = overtaking_max(options),
                               .any_worker = !is_iterable && has_threads_,
                               .keep_workers = true,
                               .keep_indices = false,
@@ -203,6 +203,11 @@ std::unique_ptr<WorkerSet> make_workers(const AnyDataset& dataset, const Options
   return std::make_unique<PoolWorkers>(dataset, options, std::move(pool));
 }
 
+uint32_t overtaking_max(const Options& options) {
+  if (const int64_t* window = std::get_if<int64_t>(&options.in_order)) return static_cast<uint32_t>(*window);
+  return std::get<bool>(options.in_order) ? 0 : session::kAnyOrder;
+}
+
 uint32_t shard_count_of(const DatasetShape& shape, const Options& options) {
   if (shape.is_iterable && options.shards) return static_cast<uint32_t>(*options.shards);
   return static_cast<uint32_t>(std::max<int64_t>(1, options.num_workers));
@@ -240,6 +245,18 @@ void check_options(const AnyDataset& dataset, const Options& options) {
     refuse("prefetch_bytes=" + std::to_string(options.prefetch_bytes) +
            " requires workers, got num_workers=0; use workers or omit it");
   }
+  const int64_t* window = std::get_if<int64_t>(&options.in_order);
+  if (window != nullptr && (*window < 2 || *window > session::kAnyOrder)) {
+    refuse(
+        "in_order must be true, false (any batch may overtake others) or the number of batches that may overtake the "
+        "oldest one, from 2 to " +
+        std::to_string(session::kAnyOrder) + ", got " + std::to_string(*window) + "; pass in_order = true for none");
+  }
+  if (options.commit != Commit::kNone && options.shard_by_rank) {
+    throw Error(ErrorKind::kUnsupported,
+                "commit=manual requires a loader of one rank, got ranks, whose state is one for all of them; give each "
+                "rank a sampler of its own, or leave commit out");
+  }
   if (options.timeout.count() < 0) refuse("timeout option should be non-negative");
   if (options.timeout.count() > 0 && makes_here) {
     refuse("timeout requires workers, got num_workers=0; use workers or omit it");
@@ -265,6 +282,11 @@ void check_options_of(const DatasetShape& shape, const Options& options) {
     refuse("DataLoader with IterableDataset: expected unspecified shuffle option, but got shuffle=true");
   if (shape.is_iterable && options.sampler)
     refuse("DataLoader with IterableDataset: expected unspecified sampler option, but got a sampler");
+  if (shape.is_iterable && options.commit != Commit::kNone) {
+    throw Error(ErrorKind::kUnsupported,
+                "commit=manual requires a map-style dataset, got an IterableDataset, whose batches can only be "
+                "repeated in order; use a map-style dataset, or leave commit out");
+  }
   if (shape.is_iterable && options.shard_by_rank) {
     refuse(
         "shard_by_rank does not support an IterableDataset, which has no order that ranks can share; let it "

@@ -113,6 +113,9 @@ class WorkerSet {
 // threads; processes are running when this returns.
 std::unique_ptr<WorkerSet> make_workers(const AnyDataset& dataset, const Options& options);
 
+// The number of batches that may be delivered before the oldest one, or session::kAnyOrder.
+uint32_t overtaking_max(const Options& options);
+
 // The number of shards in which the workers read the dataset.
 uint32_t shard_count_of(const DatasetShape& shape, const Options& options);
 

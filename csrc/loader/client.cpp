@@ -66,6 +66,7 @@ class Client::Impl {
             .outstanding_count_max = depth(),
             .overtaking_max = options.overtaking_max,
             .first_sequence = first.sequence,
+            .missing = first.missing,
             .first_shard_id = first.shard_id,
             .frees_ended_shards = !source->has_bounded_memory()};
   }

@@ -61,6 +61,7 @@ struct ClientOptions {
 // The start of an epoch: later than its first batch when the epoch is resumed.
 struct EpochStart {
   uint64_t sequence = 0;
+  std::vector<uint64_t> missing = {};  // batches before `sequence` that are left, as in RequestOrderOptions
   uint32_t shard_id = 0;
   uint64_t seed = 0;  // of the prefixes' random draws for the epoch's batches
 };

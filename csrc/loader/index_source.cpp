@@ -134,6 +134,7 @@ std::optional<std::span<const int64_t>> TorchSampler::next_integers() {
     step_ = std::max(step_, static_cast<uint64_t>(std::exchange(options_.skipped_batch_count, 0)));
     return pull_part();
   }
+  if (missing_count_ < options_.missing.size()) return pull_missing();
   if (options_.skipped_batch_count > 0) skip(std::exchange(options_.skipped_batch_count, 0));
   return pull();
 }
@@ -145,6 +146,21 @@ void TorchSampler::skip(int64_t batch_count) {
     return;
   }
   for (; batch_count > 0; --batch_count) pull();
+}
+
+std::optional<std::span<const int64_t>> TorchSampler::pull_missing() {
+  if (!has_started_) start();
+  const Indices missing = indices_at(options_.missing[missing_count_++]);
+  last_place_ = missing.first_place;
+  return std::span(reinterpret_cast<const int64_t*>(missing.body.data()), missing.body.size() / sizeof(int64_t));
+}
+
+IndexSource::Indices TorchSampler::indices_at(uint64_t place) {
+  const uint64_t first = place * static_cast<uint64_t>(options_.batch_size);
+  const auto sample_count = static_cast<uint64_t>(options_.sample_count);
+  PENSTOCK_ASSERT(!options_.share && has_started_ && first < sample_count, "the order has no batch ", place);
+  const auto count = std::min(sample_count - first, static_cast<uint64_t>(options_.batch_size));
+  return {.kind = wire::IndexKind::kIntegers, .body = std::as_bytes(run(first, count)), .first_place = first};
 }
 
 std::optional<std::span<const int64_t>> TorchSampler::pull_part() {
@@ -234,6 +250,7 @@ ExpectedEpoch::ExpectedEpoch(const NextSeeds& next, TorchSamplerOptions sampler)
 TorchSamplerOptions ExpectedEpoch::early_sampler() const {
   TorchSamplerOptions options = sampler_;
   options.skipped_batch_count = 0;
+  options.missing.clear();
   options.generator = copy_;
   options.seed = sampler_seed_;
   return options;

@@ -58,6 +58,7 @@ struct TorchSamplerOptions {
   std::optional<at::Generator> generator;  // of the sampler; nullopt: seeded from torch's default generator
   std::optional<uint64_t> seed = {};       // the seed to use then, if it is known already
   int64_t skipped_batch_count = 0;         // of a resumed epoch: drawn again at the first pull, and skipped
+  std::vector<uint64_t> missing = {};      // except these places, ascending, which are given first; without `share`
   // The share of one rank, in place of batch_size and drop_last: all ranks have one common order.
   std::optional<sampling::RankShareOptions> share = {};
 };
@@ -86,6 +87,9 @@ class TorchSampler : public IndexSource {
     if (!has_own_generator_) options_.generator = generator;
   }
 
+  // The indices of the batch at a place of the order, which were pulled; valid until the next call. Without `share`.
+  Indices indices_at(uint64_t place);
+
   // Whether it has made its last draw.
   bool is_exhausted() const { return is_exhausted_; }
 
@@ -93,6 +97,7 @@ class TorchSampler : public IndexSource {
 
  private:
   std::optional<std::span<const int64_t>> pull();
+  std::optional<std::span<const int64_t>> pull_missing();
   std::optional<std::span<const int64_t>> pull_part();
   void skip(int64_t batch_count);
   void start();
@@ -104,6 +109,7 @@ class TorchSampler : public IndexSource {
   TorchSamplerOptions options_;
   at::Tensor indices_;          // the permutation; empty without one
   int64_t position_ = 0;        // of the next batch in the order
+  size_t missing_count_ = 0;    // of the missing places, given so far
   uint64_t step_ = 0;           // the next step of a rank's share
   uint64_t last_place_ = 0;     // of the first sample of the last batch
   std::vector<int64_t> batch_;  // the last batch, if it is not a part of the permutation

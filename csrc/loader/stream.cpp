@@ -28,12 +28,10 @@ Stream::Stream(std::shared_ptr<Client> client, const StreamOptions& options)
 void Stream::begin_epoch(EpochPlan plan, const TorchSamplerOptions& sampler) {
   begin(std::move(plan));
   recipe_ = sampler;
-  recipe_.skipped_batch_count = static_cast<int64_t>(plan_.progress->answered_count());
+  recipe_.skipped_batch_count = static_cast<int64_t>(plan_.through());
+  recipe_.missing = plan_.missing;
   if (!adopt_early(recipe_)) {
-    client_->begin_epoch(seeds_to_send(plan_.seeds),
-                         {.sequence = plan_.progress->answered_count(),
-                          .shard_id = plan_.progress->next_shard_id() % client_->shard_count(),
-                          .seed = plan_.seeds.seed_of_draws()});
+    client_->begin_epoch(seeds_to_send(plan_.seeds), start());
     auto own = std::make_unique<TorchSampler>(recipe_, std::move(index_buffer_));
     sampler_ = own.get();
     indices_ = std::move(own);
@@ -48,11 +46,20 @@ void Stream::begin_epoch(EpochPlan plan, std::unique_ptr<IndexSource> indices) {
   early_sampler_.reset();
   indices_ = std::move(indices);
   sampler_ = nullptr;
-  client_->begin_epoch(seeds_to_send(plan_.seeds),
-                       {.sequence = plan_.progress->answered_count(),
-                        .shard_id = plan_.progress->next_shard_id() % client_->shard_count(),
-                        .seed = plan_.seeds.seed_of_draws()});
+  client_->begin_epoch(seeds_to_send(plan_.seeds), start());
   request_first();
+}
+
+EpochStart Stream::start() const {
+  return {.sequence = plan_.through(),
+          .missing = plan_.missing,
+          .shard_id = plan_.progress->next_shard_id() % client_->shard_count(),
+          .seed = plan_.seeds.seed_of_draws()};
+}
+
+IndexSource::Indices Stream::indices_at(uint64_t place) {
+  PENSTOCK_ASSERT(sampler_ != nullptr, "the indices of batch ", place, " are not torch's");
+  return sampler_->indices_at(place);
 }
 
 void Stream::begin(EpochPlan plan) {

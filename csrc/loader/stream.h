@@ -108,6 +108,12 @@ struct EpochPlan {
   std::optional<at::Generator> base_generator{};  // the source of the next epoch's base seed, if seeded by batch
   // The position at which the epoch starts; updated as batches are delivered. Null: the stream makes one.
   std::shared_ptr<EpochProgress> progress = {};
+  // Batches of the order that others have overtaken, ascending: they are requested first, and the rest of the order
+  // after them. A batch's number is its place in the order.
+  std::vector<uint64_t> missing = {};
+
+  // The place in the order from which on all batches are left.
+  uint64_t through() const { return progress->answered_count() + missing.size(); }
 };
 
 // Indices are supplied by an IndexSource: torch's samplers natively, a user-defined sampler through one call.
@@ -152,6 +158,9 @@ class Stream {
   // Ends the epoch here and drops the rest of it: the waiting batches and all later arrivals.
   void drop_rest();
 
+  // The indices of the batch at `place`, which was requested in this epoch, in the order of torch's sampler.
+  IndexSource::Indices indices_at(uint64_t place);
+
   // The progress of the epoch. Never null.
   const std::shared_ptr<EpochProgress>& progress() const { return plan_.progress; }
 
@@ -163,6 +172,7 @@ class Stream {
 
  private:
   void begin(EpochPlan plan);
+  EpochStart start() const;
   void leave_epoch();
   void request_first();
   void request_replacement();

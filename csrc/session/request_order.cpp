@@ -2,6 +2,7 @@
 #include "session/request_order.h"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "base/result.h"
@@ -10,14 +11,24 @@ namespace penstock::session {
 
 RequestOrder::RequestOrder(const RequestOrderOptions& options)
     : options_(options),
-      send_index_(options.first_sequence),
-      received_index_(options.first_sequence),
+      send_index_(first_index()),
+      received_index_(first_index()),
       is_active_(options.shard_count, true),
       task_counts_(options.shard_count, 0),
       active_count_(options.shard_count),
       next_shard_(options.first_shard_id) {
   PENSTOCK_ASSERT(options.shard_count > 0 && options.outstanding_count_max > 0);
   PENSTOCK_ASSERT(options.first_shard_id < options.shard_count, "there is no shard ", options.first_shard_id);
+  PENSTOCK_ASSERT(std::ranges::adjacent_find(options_.missing, std::greater_equal<>()) == options_.missing.end() &&
+                      (options_.missing.empty() || options_.missing.back() < options_.first_sequence),
+                  "missing requests must ascend to numbers below the first one");
+}
+
+uint64_t RequestOrder::index_of(uint64_t sequence) const {
+  if (sequence >= options_.first_sequence) return sequence;
+  const auto found = std::ranges::lower_bound(options_.missing, sequence);
+  if (found == options_.missing.end() || *found != sequence) return kNoIndex;
+  return first_index() + static_cast<uint64_t>(found - options_.missing.begin());
 }
 
 std::optional<RequestOrder::Assignment> RequestOrder::assign() {
@@ -28,11 +39,11 @@ std::optional<RequestOrder::Assignment> RequestOrder::assign() {
     if (!is_active_[shard_id]) continue;
     const uint32_t room = std::max(1u, outstanding_count_max() / active_count_);
     if (options_.overtaking_max > 0 && task_counts_[shard_id] >= room) continue;
-    const uint64_t sequence = send_index_++;
-    tasks_.emplace(sequence, Task{.shard_id = shard_id, .has_arrived = false});
+    const uint64_t index = send_index_++;
+    tasks_.emplace(index, Task{.shard_id = shard_id, .has_arrived = false});
     ++task_counts_[shard_id];
     ++outstanding_count_;
-    return Assignment{.sequence = sequence, .shard_id = shard_id};
+    return Assignment{.sequence = sequence_of(index), .shard_id = shard_id};
   }
   return std::nullopt;
 }
@@ -41,11 +52,11 @@ RequestOrder::Next RequestOrder::next() {
   for (; received_index_ < send_index_; ++received_index_) {
     const auto task = tasks_.find(received_index_);
     if (task == tasks_.end()) continue;
-    ready_sequence_ = received_index_;
+    ready_sequence_ = sequence_of(received_index_);
     if (task->second.has_arrived) return Next::kReady;
     if (is_active_[task->second.shard_id]) {
       const auto overtaking = overtaking_batch();
-      ready_sequence_ = overtaking.value_or(received_index_);
+      if (overtaking) ready_sequence_ = sequence_of(*overtaking);
       return overtaking ? Next::kReady : Next::kWait;
     }
     tasks_.erase(task);
@@ -59,21 +70,21 @@ void RequestOrder::skip_delivered() {
 
 std::optional<uint64_t> RequestOrder::overtaking_batch() const {
   if (stored_count_ == 0 || waits_for_oldest()) return std::nullopt;
-  for (const auto& [sequence, task] : tasks_)
-    if (task.has_arrived) return sequence;
+  for (const auto& [index, task] : tasks_)
+    if (task.has_arrived) return index;
   return std::nullopt;
 }
 
 void RequestOrder::keep(uint64_t sequence, SharedContent content) {
-  const auto task = tasks_.find(sequence);
+  const auto task = tasks_.find(index_of(sequence));
   PENSTOCK_ASSERT(task != tasks_.end(), "request ", sequence, " was not assigned");
   task->second.content = std::move(content);
 }
 
 std::optional<RequestOrder::Awaited> RequestOrder::awaited() const {
-  for (const auto& [sequence, task] : tasks_) {
+  for (const auto& [index, task] : tasks_) {
     if (!task.has_arrived && is_active_[task.shard_id]) {
-      return Awaited{.sequence = sequence, .shard_id = task.shard_id, .content = task.content};
+      return Awaited{.sequence = sequence_of(index), .shard_id = task.shard_id, .content = task.content};
     }
   }
   return std::nullopt;
@@ -81,28 +92,29 @@ std::optional<RequestOrder::Awaited> RequestOrder::awaited() const {
 
 uint32_t RequestOrder::undelivered_count() const {
   uint32_t count = 0;
-  for (const auto& [sequence, task] : tasks_) count += task.has_arrived || is_active_[task.shard_id] ? 1 : 0;
+  for (const auto& [index, task] : tasks_) count += task.has_arrived || is_active_[task.shard_id] ? 1 : 0;
   return count;
 }
 
 bool RequestOrder::is_outstanding(uint64_t sequence) const {
-  const auto task = tasks_.find(sequence);
+  const auto task = tasks_.find(index_of(sequence));
   return task != tasks_.end() && !task->second.has_arrived;
 }
 
 bool RequestOrder::arrived(uint64_t sequence) {
-  const auto task = tasks_.find(sequence);
+  const uint64_t index = index_of(sequence);
+  const auto task = tasks_.find(index);
   PENSTOCK_ASSERT(task != tasks_.end() && !task->second.has_arrived, "unexpected answer to request ", sequence);
   PENSTOCK_ASSERT(outstanding_count_ > 0);
   --outstanding_count_;
   task->second.has_arrived = true;
   --task_counts_[task->second.shard_id];  // of unanswered requests
   ++stored_count_;
-  return sequence == received_index_ || !waits_for_oldest();
+  return index == received_index_ || !waits_for_oldest();
 }
 
 uint32_t RequestOrder::delivered(uint64_t sequence) {
-  const auto task = tasks_.find(sequence);
+  const auto task = tasks_.find(index_of(sequence));
   PENSTOCK_ASSERT(task != tasks_.end() && task->second.has_arrived, "request ", sequence, " was not answered");
   const uint32_t shard_id = task->second.shard_id;
   --stored_count_;
@@ -112,7 +124,8 @@ uint32_t RequestOrder::delivered(uint64_t sequence) {
 }
 
 uint32_t RequestOrder::shard_ended(uint64_t sequence) {
-  const auto task = tasks_.find(sequence);
+  const uint64_t index = index_of(sequence);
+  const auto task = tasks_.find(index);
   PENSTOCK_ASSERT(task != tasks_.end() && outstanding_count_ > 0, "unexpected end at request ", sequence);
   --outstanding_count_;
   const uint32_t shard_id = task->second.shard_id;
@@ -121,7 +134,7 @@ uint32_t RequestOrder::shard_ended(uint64_t sequence) {
     --active_count_;
     if (options_.frees_ended_shards) {
       for (const auto& [other, owed] : tasks_)
-        if (other != sequence && owed.shard_id == shard_id && !owed.has_arrived) --outstanding_count_;
+        if (other != index && owed.shard_id == shard_id && !owed.has_arrived) --outstanding_count_;
     }
   }
   return shard_id;

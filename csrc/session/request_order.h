@@ -37,7 +37,10 @@ struct RequestOrderOptions {
   uint32_t shard_count = 1;
   uint32_t outstanding_count_max = 2;
   uint32_t overtaking_max = 0;  // batches that may be delivered before the oldest undelivered one
-  uint64_t first_sequence = 0;  // start of a resumed epoch: the number of its first request
+  // Start of a resumed epoch: all requests from `first_sequence` on are left, and the ones in `missing`, ascending
+  // numbers below it. They are assigned first.
+  uint64_t first_sequence = 0;
+  std::vector<uint64_t> missing = {};
   uint32_t first_shard_id = 0;  // and the shard whose turn it is
   // Requests to an ended shard no longer count as outstanding. Torch continues to count them.
   bool frees_ended_shards = false;
@@ -99,7 +102,7 @@ class RequestOrder {
   // Requests whose batch has yet to be delivered, without the requests that an ended shard leaves unanswered.
   uint32_t undelivered_count() const;
 
-  uint64_t send_count() const { return send_index_; }  // assigned so far, including the ones skipped by a resumed epoch
+  uint64_t send_count() const { return send_index_; }  // assigned so far, including the ones before a resumed epoch
   bool is_active(uint32_t shard_id) const { return is_active_[shard_id]; }
   uint32_t outstanding_count() const { return outstanding_count_; }
   void set_outstanding_count_max(uint32_t count) { options_.outstanding_count_max = count; }
@@ -112,19 +115,29 @@ class RequestOrder {
     SharedContent content{};
   };
 
+  // Requests have consecutive indices. The request with the last of the missing numbers has the index
+  // first_sequence - 1, and later requests have their numbers as indices.
+  uint64_t first_index() const { return options_.first_sequence - options_.missing.size(); }
+  uint64_t sequence_of(uint64_t index) const {
+    return index >= options_.first_sequence ? index : options_.missing[index - first_index()];
+  }
+  // kNoIndex for a number that is not left.
+  uint64_t index_of(uint64_t sequence) const;
   // The number of delivered batches that are later than the oldest undelivered one.
   uint64_t overtaking_count() const { return send_index_ - received_index_ - tasks_.size(); }
   // Moves received_index_ to the oldest undelivered request.
   void skip_delivered();
-  // A batch that has arrived and may overtake the oldest one.
+  // The index of a batch that has arrived and may overtake the oldest one.
   std::optional<uint64_t> overtaking_batch() const;
+
+  static constexpr uint64_t kNoIndex = UINT64_MAX;
 
   RequestOrderOptions options_;
   uint64_t send_index_;
   uint64_t received_index_;  // of the oldest undelivered request, or a delivered one before it
   uint64_t ready_sequence_ = 0;
-  uint32_t stored_count_ = 0;  // batches that have arrived and were not delivered
-  std::map<uint64_t, Task> tasks_;
+  uint32_t stored_count_ = 0;       // batches that have arrived and were not delivered
+  std::map<uint64_t, Task> tasks_;  // by index
   std::vector<bool> is_active_;
   std::vector<uint32_t> task_counts_;
   uint32_t active_count_;

@@ -3,11 +3,14 @@
 // first byte is its place among the loaders below.
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <iterator>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
 
+#include "api/commit_ledger.h"
 #include "api/loader_state.h"
 #include "fuzz_target.h"
 #include "penstock/state.h"
@@ -18,9 +21,25 @@ namespace {
 // What a state says beside numbers.
 constexpr std::array<std::string_view, 10> kWords = {"map",  "iterable", "batch", "sample", "SequentialSampler",
                                                      "AAAA", "=",        "\xff",  "",       "BatchSampler of 4"};
-constexpr std::array<std::string_view, 12> kNames = {"version", "built",   "epoch",    "generators",
-                                                     "shards",  "counts",  "states",   "base_seed",
-                                                     "last",    "samples", "samplers", "_sampler_iter_yielded"};
+constexpr std::array<std::string_view, 19> kNames = {"version",
+                                                     "built",
+                                                     "epoch",
+                                                     "generators",
+                                                     "shards",
+                                                     "counts",
+                                                     "states",
+                                                     "base_seed",
+                                                     "last",
+                                                     "samples",
+                                                     "left",
+                                                     "through",
+                                                     "missing",
+                                                     "commits",
+                                                     "seed_epoch",
+                                                     "batches",
+                                                     "earlier",
+                                                     "samplers",
+                                                     "_sampler_iter_yielded"};
 
 struct Loaders {
   Options of_batches{.batch_size = 4, .num_workers = 2};
@@ -32,10 +51,12 @@ struct Loaders {
     options.world_size = 2;
     return options;
   }();
-  std::array<api::BuiltLoader, 3> built = {
+  Options of_commits{.batch_size = 4, .num_workers = 2, .commit = Commit::kManual};
+  std::array<api::BuiltLoader, 4> built = {
       api::BuiltLoader{.sample_count = 23, .shard_count = 2, .options = &of_batches},
       api::BuiltLoader{.is_iterable = true, .shard_count = 3, .options = &of_shards},
-      api::BuiltLoader{.sample_count = 23, .options = &of_ranks}};
+      api::BuiltLoader{.sample_count = 23, .options = &of_ranks},
+      api::BuiltLoader{.sample_count = 23, .shard_count = 2, .options = &of_commits}};
 };
 const Loaders& loaders() {
   static const Loaders made;
@@ -109,11 +130,28 @@ Value altered(const Value& value, size_t& place, Choices& choices) {
   return Value::dict(std::move(entries));
 }
 
+void check_places(const api::PlacesLeft& left) {
+  expect(std::ranges::adjacent_find(left.missing, std::greater_equal<>()) == left.missing.end(), "places ascend");
+  expect(left.missing.empty() || left.missing.back() < left.through, "missing places were passed");
+}
+
+void check_commits(const api::BuiltLoader& built, const api::CommitsState& commits) {
+  expect(built.options->commit != Commit::kNone || commits.earlier.empty(), "a loader without commits repeats nothing");
+  for (const api::EarlierEpoch& epoch : commits.earlier) {
+    expect(epoch.number < commits.next_number, "earlier epochs are earlier");
+    check_places(epoch.left());
+    for (const auto& [place, batch] : epoch.batches)
+      for (const int64_t index : batch.indices) expect(index >= 0 && index < 23, "indices are those of samples");
+  }
+}
+
 void check_point(const api::BuiltLoader& built, const api::ResumePoint& point) {
   expect(point.answered_count <= uint64_t{1} << 53, "counts can be added");
   expect(point.yielded_count <= uint64_t{1} << 53, "counts can be added");
   expect(!point.last_shard_id || *point.last_shard_id < built.shard_count, "the last shard is one of the loader's");
   expect(built.is_iterable || point.answered_count <= 7, "no more batches were answered than the epoch has");
+  expect(point.left.delivered_count() == point.answered_count, "the batches that are not left were answered");
+  check_places(point.left);
   uint64_t sum = 0;
   for (const auto& [shard_id, start] : point.starts) {
     expect(shard_id < built.shard_count, "shards are those of the loader");
@@ -130,7 +168,7 @@ std::vector<Bytes> make_seeds() {
   std::vector<Bytes> seeds;
   for (size_t index = 0; index < loaders().built.size(); ++index) {
     const api::BuiltLoader& built = loaders().built[index];
-    seeds.push_back(to_bytes(index, without_generators(make_state(built, nullptr, 2)).to_json()));
+    seeds.push_back(to_bytes(index, without_generators(make_state(built, nullptr, 2, nullptr)).to_json()));
     api::EpochAccount account{
         .epoch = 1, .base_seed = -5, .progress = std::make_shared<loader::EpochProgress>(built.shard_count)};
     for (uint32_t count = 0; count < 4; ++count) account.progress->answer(count % built.shard_count, false);
@@ -138,7 +176,18 @@ std::vector<Bytes> make_seeds() {
       account.share.emplace(23, sampling::RankShareOptions{.rank_count = 2, .step_size = 8});
     for (uint32_t shard_id = 0; built.is_iterable && shard_id < built.shard_count; ++shard_id)
       account.resumed_states.emplace(shard_id, Value::dict({{"iterator", 3}, {"batches", 1}, {"ended", false}}));
-    seeds.push_back(to_bytes(index, without_generators(make_state(built, &account, 2)).to_json()));
+    Value state = make_state(built, &account, 2, nullptr);
+    if (built.options->commit != Commit::kNone) {
+      const auto ledger = std::make_shared<api::CommitLedger>("numbers", false);
+      const auto pull = [](uint64_t place) { return api::PulledBatch{.indices = {3, 22}, .first_place = 4 * place}; };
+      for (int64_t epoch = 0; epoch < 2; ++epoch) {
+        account.commits = ledger->begin_epoch({}, epoch, -5, pull);
+        for (const uint64_t place : {0, 1, 2, 3}) ledger->deliver(*account.commits, place);
+        ledger->commit(BatchId{epoch, 2});
+      }
+      state = with_commits(make_state(built, &account, 2, ledger.get()), *ledger);
+    }
+    seeds.push_back(to_bytes(index, without_generators(state).to_json()));
   }
   return seeds;
 }
@@ -171,6 +220,7 @@ void check(std::span<const std::byte> bytes) {
     const api::LoadedState loaded = api::read_state(built, StateAccess::value_of(state));
     expect(loaded.epoch >= 0, "epochs are counted from 0");
     if (loaded.point) check_point(built, *loaded.point);
+    check_commits(built, loaded.commits);
   } catch (const Error& error) {
     expect(error.kind() == ErrorKind::kValue || error.kind() == ErrorKind::kUnsupported,
            "a state is refused as a value, or as what only Python can read");

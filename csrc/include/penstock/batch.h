@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -17,6 +18,19 @@
 namespace penstock {
 
 class BatchOrigin;
+
+namespace api {
+struct CommitMark;
+}
+
+// The name of a batch in its loader's stream. It is the same after a resume, in C++ and in Python, so that a program
+// can save it and pass it to DataLoader::commit() later.
+struct BatchId {
+  int64_t epoch = 0;  // number of the epoch, from 0, counted by the loader and its states
+  int64_t batch = 0;  // place of the batch in the order of that epoch, from 0
+
+  friend auto operator<=>(const BatchId&, const BatchId&) = default;
+};
 
 // A value type: copies share the tensors. The memory of the tensors returns to the loader's workers when the last
 // tensor that uses it is freed; a program that keeps many batches receives copies of later ones.
@@ -50,6 +64,8 @@ class PENSTOCK_API Batch {
   const Value& value() const { return origin_ ? read() : value_; }
   // The index of the batch in its epoch, from 0.
   int64_t number() const { return number_; }
+  // The batch's name for DataLoader::commit(). Throws kUnsupported for a batch of a loader without Options::commit.
+  BatchId id() const;
 
  private:
   friend struct BatchAccess;
@@ -58,7 +74,8 @@ class PENSTOCK_API Batch {
 
   Value value_;
   int64_t number_ = 0;
-  std::shared_ptr<BatchOrigin> origin_;  // shared by copies; identifies the batch to an offloaded module
+  std::shared_ptr<BatchOrigin> origin_;          // shared by copies; identifies the batch to an offloaded module
+  std::shared_ptr<const api::CommitMark> mark_;  // shared by copies; if the loader has Options::commit
 };
 
 }  // namespace penstock

@@ -7,6 +7,7 @@
 #include <iterator>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "penstock/any_dataset.h"
 #include "penstock/batch.h"
@@ -28,7 +29,7 @@ struct StepTimes {
   double worker_s = 0;   // no worker had started to make it
   double wire_s = 0;
   double device_s = 0;  // until it was pinned, or its copy to the device was started
-  double order_s = 0;   // a later batch was ready: in_order = false would end the wait
+  double order_s = 0;   // a later batch was ready: in_order = false or a number would end the wait
   double loader_s = 0;  // work of the loader on the program's thread
 };
 
@@ -101,16 +102,52 @@ class PENSTOCK_API DataLoader {
   std::optional<int64_t> size() const;
 
   // The current position in the stream: a loader with the same dataset and options that loads it delivers the batches
-  // that this one would deliver next. Throws kUnsupported with in_order = false and workers.
+  // that this one would deliver next. With Options::commit, it delivers all batches that are not committed. The options
+  // of delivery (num_workers, in_order, pool) may differ. Throws kUnsupported with shard_by_rank and workers, unless
+  // in_order is true.
   State state() const;
   // Takes effect at the next begin(). Throws kValue for the state of a loader with a different stream.
   void load_state(const State& state);
+
+  // Notes that the program is done with a batch: no resumed loader delivers it again. Batches may be committed in any
+  // order and from any thread. Throws kValue if the batch is committed already, was delivered by another loader or
+  // before load_state(), and kUnsupported without Options::commit.
+  //
+  //   penstock::DataLoader loader(prompts, {.batch_size = 8, .num_workers = 4, .commit = penstock::Commit::kManual});
+  //   for (const penstock::Batch& batch : loader)
+  //     if (step(batch)) loader.commit(batch);  // some steps are refused
+  void commit(const Batch& batch);
+  void commit(const BatchId& id);
+  // The batches that were delivered and not committed, the oldest epoch's first. From any thread; empty without
+  // Options::commit.
+  std::vector<BatchId> outstanding() const;
+
+  // The uncommitted batches of earlier epochs. After load_state(), the next begin() delivers them before it continues
+  // with the epoch of the state. A program whose last epoch was over starts no other epoch: it iterates these.
+  class Redelivery {
+   public:
+    Iterator begin() const { return loader_->first_of_redelivery(); }
+    std::default_sentinel_t end() const { return {}; }
+
+   private:
+    friend class DataLoader;
+    explicit Redelivery(DataLoader& loader) : loader_(&loader) {}
+
+    DataLoader* loader_;
+  };
+  // Throws kUnsupported without Options::commit.
+  Redelivery redeliver();
+  // The same without an iterator: call next() until it returns no batch.
+  void begin_redelivery();
 
   Stats stats() const;
 
  private:
   friend struct LoaderAccess;
   class Impl;
+
+  Iterator first();
+  Iterator first_of_redelivery();
 
   std::unique_ptr<Impl> impl_;
 };

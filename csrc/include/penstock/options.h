@@ -14,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "penstock/sampler.h"
@@ -27,6 +28,12 @@ enum class Remainder : uint8_t {
   kDrop,    // dropped
   kUneven,  // shared by the ranks, some with one sample more; batch sizes may differ in every step;
             // as kPad if there are fewer samples than ranks
+};
+
+// The batches that the state of a loader covers.
+enum class Commit : uint8_t {
+  kNone,    // the batches that were delivered
+  kManual,  // the batches that the program passed to DataLoader::commit(), in any order
 };
 
 // In Python's order, for designated initialisers:
@@ -60,8 +67,9 @@ struct Options {
   std::optional<at::Generator> generator = {};
   // The number of batches requested ahead from each worker.
   int64_t prefetch_factor = 2;
-  // false: batches are delivered in the order in which they become ready.
-  bool in_order = true;
+  // true: batches are delivered in the order of the sampler. false: in the order in which they become ready. A number,
+  // from 2: a ready batch is delivered as long as at most so many batches have overtaken the oldest one.
+  std::variant<bool, int64_t> in_order = true;
   // Batches are delivered on this device, copied ahead of use on a side stream.
   std::optional<c10::Device> device = {};
   // For an iterable dataset: the number of shards it is read in. The stream depends on this number and not on
@@ -69,6 +77,10 @@ struct Options {
   std::optional<int64_t> shards = {};
   // The maximum total size of the batches requested ahead. 0: limited by prefetch_factor only.
   int64_t prefetch_bytes = 0;
+  // kManual, for a map-style dataset: a resumed loader delivers the batches that were delivered and not committed
+  // again, once each, before the others. Python's commit="auto" has no counterpart, since the optimizers of torch's C++
+  // library do not report their steps.
+  Commit commit = Commit::kNone;
   // "tcp://host:port", the address of a pool's controller. std::nullopt: the environment's PENSTOCK_POOL, if a pool can
   // serve the dataset. Empty: no pool.
   std::optional<std::string> pool = {};

@@ -14,6 +14,11 @@
 // so many batches before ("late"), read in another thread ("in_thread"). The last line is followed by the bytes that
 // stayed with workers, the batches that were recalled, and the sum of the last batch, which is read once the loader is
 // gone. With "alarms" signals come while the loader is constructed.
+//
+// "keep" lists batches, by the order of delivery, that are not committed; all others are committed after the last one.
+// With "redeliver", only batches of earlier epochs are delivered. With "checkpoint", a file, the program trains from it
+// to the end, finishes batches in random order with some in flight, and saves the loader's state and the batches
+// trained on after each step. It prints "ready" after the first one.
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <penstock/penstock.h>
@@ -23,13 +28,20 @@
 #include <chrono>
 #include <csignal>
 #include <deque>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <future>
 #include <iostream>
+#include <iterator>
 #include <memory>
 #include <optional>
+#include <random>
+#include <set>
 #include <stdexcept>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "draw_datasets.h"
@@ -102,6 +114,13 @@ penstock::Options options_of(const Value& given, int64_t size) {
   }
   if (const Value* timeout = given.find("timeout_s")) options.timeout = std::chrono::seconds(timeout->integer());
   if (const Value* step_size = given.find("global_batch_size")) options.global_batch_size = step_size->integer();
+  if (const Value* window = given.find("in_order")) {
+    if (window->kind() == Value::Kind::kBoolean)
+      options.in_order = window->boolean();
+    else
+      options.in_order = window->integer();
+  }
+  if (boolean_or(given, "commit", false)) options.commit = penstock::Commit::kManual;
   if (boolean_or(given, "is_backwards", false)) options.sampler = std::make_shared<Backwards>(size);
   return options;
 }
@@ -175,6 +194,96 @@ void run_epochs(const Value& given, penstock::DataLoader& loader, const Call& ca
   }
 }
 
+void run_commits(const Value& given, penstock::DataLoader& loader) {
+  std::set<int64_t> kept;
+  for (const Value& one : given["keep"].items()) kept.insert(one.integer());
+  std::vector<penstock::BatchId> ids;
+  if (boolean_or(given, "redeliver", false)) {
+    for (const penstock::Batch& batch : loader.redeliver()) {
+      std::cout << plain(batch.value()).to_json() << "\n";
+      ids.push_back(batch.id());
+    }
+  } else {
+    int64_t left = integer_or(given, "stop", INT64_MAX);
+    for (int64_t epoch = 0; epoch < integer_or(given, "epochs", 1) && left > 0; ++epoch) {
+      loader.begin_epoch();
+      for (; left > 0; --left) {
+        const auto batch = loader.next();
+        if (!batch) break;
+        std::cout << plain(batch->value()).to_json() << "\n";
+        ids.push_back(batch->id());
+      }
+    }
+  }
+  for (size_t number = 0; number < ids.size(); ++number)
+    if (!kept.contains(static_cast<int64_t>(number))) loader.commit(ids[number]);
+  Value::Items outstanding;
+  for (const penstock::BatchId& id : loader.outstanding()) outstanding.push_back(Value::list({id.epoch, id.batch}));
+  std::cout << Value::list(std::move(outstanding)).to_json() << "\n" << loader.state().to_json() << "\n";
+}
+
+// A training loop that may be killed at any time.
+class Training {
+ public:
+  Training(const Value& given, penstock::DataLoader& loader)
+      : loader_(loader),
+        path_(given["checkpoint"].text()),
+        epochs_(given["epochs"].integer()),
+        random_(static_cast<uint64_t>(given["seed"].integer())) {
+    std::ifstream file(path_);
+    if (!file) return;
+    const Value saved = Value::from_json(std::string(std::istreambuf_iterator<char>(file), {}));
+    epoch_ = saved["epoch"].integer();
+    trained_ = saved["trained"].items();
+    loader_.load_state(penstock::State::from_json(saved["loader"].to_json()));
+  }
+
+  void run() {
+    if (epoch_ == epochs_) {
+      for (const penstock::Batch& batch : loader_.redeliver()) step(batch);
+    }
+    for (; epoch_ < epochs_; ++epoch_)
+      for (const penstock::Batch& batch : loader_) step(batch);
+    while (!flying_.empty()) {
+      finish_one();
+      save();
+    }
+    save();
+  }
+
+ private:
+  void step(const penstock::Batch& batch) {
+    flying_.push_back(batch);
+    for (size_t left = random_() % 12; flying_.size() > left;) finish_one();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    save();
+  }
+  void finish_one() {
+    const auto one = flying_.begin() + static_cast<ptrdiff_t>(random_() % flying_.size());
+    trained_.push_back(plain(one->value()));
+    loader_.commit(*one);
+    flying_.erase(one);
+  }
+  void save() {
+    const std::string temporary = path_ + ".new";
+    std::ofstream(temporary) << Value::dict({{"epoch", epoch_},
+                                             {"trained", Value::list(trained_)},
+                                             {"loader", Value::from_json(loader_.state().to_json())}})
+                                    .to_json();
+    std::filesystem::rename(temporary, path_);
+    if (!std::exchange(is_ready_, true)) std::cout << "\"ready\"" << std::endl;
+  }
+
+  penstock::DataLoader& loader_;
+  const std::string path_;
+  const int64_t epochs_;
+  std::mt19937_64 random_;
+  int64_t epoch_ = 0;
+  Value::Items trained_;
+  std::vector<penstock::Batch> flying_;
+  bool is_ready_ = false;
+};
+
 // Reads the second part of some batches, by one way and then another.
 class Reader {
  public:
@@ -213,6 +322,8 @@ void run(const Value& given) {
   generator.set_current_seed(static_cast<uint64_t>(given["seed"].integer()));
   penstock::DataLoader loader = boolean_or(given, "alarms", false) ? loader_under_alarms(given) : loader_of(given);
   if (const Value* state = given.find("state")) loader.load_state(penstock::State::from_json(state->to_json()));
+  if (given.find("checkpoint") != nullptr) return Training(given, loader).run();
+  if (given.find("keep") != nullptr) return run_commits(given, loader);
   if (const Value* source = given.find("offload")) {
     torch::jit::Module module("module");
     module.define(source->text());

@@ -270,6 +270,16 @@ TEST_F(RequestOrderTest, AResumedEpochGoesOnWithTheRequestAndTheShardThatItWasAt
   EXPECT_EQ(order.delivered(8), 0u);
 }
 
+TEST_F(RequestOrderTest, AnAnswerToARequestThatIsNotMissingIsABug) {
+  RequestOrder order({.shard_count = 1, .outstanding_count_max = 4, .first_sequence = 7, .missing = {2, 5}});
+  for (const uint64_t sequence : {2u, 5u, 7u, 8u}) EXPECT_EQ(order.assign()->sequence, sequence);
+  EXPECT_TRUE(order.is_outstanding(5));
+  EXPECT_FALSE(order.is_outstanding(3));
+  EXPECT_THROW(order.arrived(3), AssertionFailure);
+  EXPECT_THROW(RequestOrder({.first_sequence = 7, .missing = {5, 2}}), AssertionFailure);
+  EXPECT_THROW(RequestOrder({.first_sequence = 7, .missing = {7}}), AssertionFailure);
+}
+
 TEST_F(RequestOrderTest, AFirstShardThatIsNotThereIsABug) {
   EXPECT_THROW(RequestOrder({.shard_count = 2, .outstanding_count_max = 2, .first_shard_id = 2}), AssertionFailure);
 }
@@ -348,12 +358,17 @@ void check_window(std::mt19937_64& random, uint32_t window) {
   const auto shard_count = static_cast<uint32_t>(1 + draw(4));
   const auto outstanding_max = static_cast<uint32_t>(shard_count * (1 + draw(4)));
   const uint64_t batch_count = draw(40);
-  const uint64_t first = draw(5);
+  const uint64_t first = draw(9);
+  std::vector<uint64_t> missing;  // of a resumed epoch
+  for (uint64_t sequence = 0; sequence < first; ++sequence)
+    if (draw(3) == 0) missing.push_back(sequence);
   RequestOrder order({.shard_count = shard_count,
                       .outstanding_count_max = outstanding_max,
                       .overtaking_max = window,
-                      .first_sequence = first});
+                      .first_sequence = first,
+                      .missing = missing});
   std::vector<uint64_t> asked;
+  std::set<uint64_t> delivered;
   std::set<uint64_t> arrived;
   std::set<uint64_t> undelivered;
   uint64_t delivered_count = 0;
@@ -363,10 +378,9 @@ void check_window(std::mt19937_64& random, uint32_t window) {
     arrived.erase(sequence);
     order.delivered(sequence);
     ++delivered_count;
+    delivered.insert(sequence);
     if (undelivered.empty()) return;
-    // Delivered batches later than the oldest undelivered one.
-    const uint64_t now_oldest = *undelivered.begin();
-    const uint64_t later = (first + asked.size() - 1 - now_oldest) - (undelivered.size() - 1);
+    const auto later = std::distance(delivered.upper_bound(*undelivered.begin()), delivered.end());
     ASSERT_LE(later, window) << "the window was passed";
   };
   const auto settle = [&] {
@@ -395,6 +409,10 @@ void check_window(std::mt19937_64& random, uint32_t window) {
     settle();
   }
   EXPECT_EQ(order.next(), RequestOrder::Next::kEnd);
+  std::vector<uint64_t> expected = missing;
+  for (uint64_t sequence = first; expected.size() < batch_count; ++sequence) expected.push_back(sequence);
+  expected.resize(batch_count);
+  EXPECT_EQ(asked, expected) << "missing requests come first";
 }
 
 TEST_F(RequestOrderTest, AtMostAWindowOfBatchesOvertakesTheOldest) {
