@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import random
 from collections.abc import Iterator
@@ -506,3 +507,41 @@ def test_repr_shows_options_that_differ() -> None:
         == "Packer(<list>, 8, policy='next_fit', too_long='split', batch_size=4, rank=1, "
         "world_size=2)"
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bfloat16, torch.bool])
+def test_state_as_json_resumes_with_the_same_bits(dtype: torch.dtype) -> None:
+    documents = [
+        {"ids": torch.arange(length), "extra": torch.arange(length).to(dtype)}
+        for length in (5, 9, 0, 7, 3, 12, 8, 2, 11, 6)
+    ]
+    options: dict[str, Any] = {"padding": {"ids": -1, "extra": 1}, "open_bins": 3}
+    whole = list(Packer(documents, 14, **options))
+    for stop in range(len(whole) + 1):
+        packer = Packer(documents, 14, **options)
+        iterator = iter(packer)
+        for _ in range(stop):
+            next(iterator)
+        resumed = Packer(documents, 14, **options)
+        resumed.load_state_dict(json.loads(packer.state_json()))
+        assert same(list(resumed), whole[stop:])
+
+    state = json.loads(packer.state_json())
+    state["pass"]["streams"]["ids"]["dtype"] = "load"
+    with pytest.raises(ValueError, match="complete result of Packer.state_dict"):
+        Packer(documents, 14, **options).load_state_dict(state)
+
+
+def test_state_that_json_cannot_hold_is_reported() -> None:
+    class Source:
+        def __iter__(self) -> Iterator[list[int]]:
+            return iter([[1, 2]])
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"place": complex(1, 2)}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            raise AssertionError
+
+    with pytest.raises(TypeError, match="got complex; use torch.save"):
+        Packer(Source(), 4).state_json()

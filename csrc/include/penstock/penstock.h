@@ -16,6 +16,7 @@
 #include "penstock/fields.h"       // IWYU pragma: export
 #include "penstock/offload.h"      // IWYU pragma: export
 #include "penstock/options.h"      // IWYU pragma: export
+#include "penstock/packer.h"       // IWYU pragma: export
 #include "penstock/plugin.h"       // IWYU pragma: export
 #include "penstock/sampler.h"      // IWYU pragma: export
 #include "penstock/state.h"        // IWYU pragma: export

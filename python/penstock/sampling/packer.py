@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import numbers
 from array import array
 from collections import deque
@@ -359,6 +361,18 @@ class Packer:
         }
         return state
 
+    def state_json(self) -> str:
+        """Return the state as JSON, with the tokens in base64, for a packer in C++ or Python.
+
+        Returns:
+            str: Text that ``penstock::State::from_json()`` reads, and whose ``json.loads()``
+                :meth:`load_state_dict` reads.
+
+        Raises:
+            TypeError: If the state of ``documents`` has parts that JSON cannot hold.
+        """
+        return json.dumps(self.state_dict(), default=_tensor_to_json)
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a state: the next ``iter()`` continues where it was taken.
 
@@ -369,7 +383,8 @@ class Packer:
         Args:
             state (Mapping[str, Any]): Result of :meth:`state_dict` of any rank's packer with the
                 same documents, ``row_length``, ``policy``, ``open_bins``, ``too_long`` and
-                ``padding``. It is also loaded into ``documents``, if they have a state.
+                ``padding``; or the ``json.loads()`` of :meth:`state_json`, or of the state of a
+                packer in C++. It is also loaded into ``documents``, if they have a state.
 
         Raises:
             ValueError: If the state is of a packer with other options, or is not complete.
@@ -638,7 +653,7 @@ class Packer:
             return None
         try:
             return self._restored_pass(saved)
-        except (KeyError, TypeError, IndexError, RuntimeError) as error:
+        except (AttributeError, KeyError, TypeError, IndexError, RuntimeError) as error:
             raise ValueError(
                 f"the state must be a complete result of Packer.state_dict(), got one that cannot "
                 f"be read ({type(error).__name__}: {error})"
@@ -651,7 +666,7 @@ class Packer:
         bins, ready = _of_lists(saved["bins"]), _of_lists(saved["ready"])
         native = _C.Packer.continuing(self._options, bins, counts)
         lengths = [length - needed for _, needed, length in saved["held"]] + saved["pending"]
-        streams = dict(saved["streams"])
+        streams = {name: _tensor_of(one) for name, one in saved["streams"].items()}
         if native is None or any(len(one) != sum(lengths) for one in streams.values()):
             raise ValueError(
                 "the state must have bins with room, and the tokens of its documents; load a "
@@ -710,6 +725,28 @@ def _to_lists(rows: Iterable[Iterable[_Part]]) -> list[list[list[int]]]:
 
 def _of_lists(rows: Iterable[Iterable[Any]]) -> list[list[_Part]]:
     return [[(part[0], part[1], part[2]) for part in row] for row in rows]
+
+
+def _tensor_to_json(value: Any) -> dict[str, str]:
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(
+            f"the state must have numbers, strings, lists, dictionaries and tensors, got "
+            f"{type(value).__name__}; use torch.save() with state_dict()"
+        )
+    content = value.contiguous().view(torch.uint8).numpy().tobytes()
+    dtype = str(value.dtype).removeprefix("torch.")
+    return {"dtype": dtype, "data": base64.b64encode(content).decode()}
+
+
+def _tensor_of(saved: Any) -> torch.Tensor:
+    """Return a stream of a state: a tensor, or its form in JSON."""
+    if isinstance(saved, torch.Tensor):
+        return saved
+    dtype = getattr(torch, saved["dtype"], None)
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"{saved['dtype']!r} is no dtype")
+    content = bytearray(base64.b64decode(saved["data"], validate=True))
+    return torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)
 
 
 def _documents_of(element: Any) -> Iterable[Any]:

@@ -2,6 +2,7 @@
 #pragma once
 // Datasets that draw, as those of tests/python/cpp_loader.py.
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/rand.h>
 #include <penstock/penstock.h>
 
@@ -23,6 +24,21 @@ class Draw : public penstock::Dataset {
  private:
   int64_t size_;
   std::chrono::milliseconds delay_;
+};
+
+// Documents of 0 to 44 tokens, all different, with a mask.
+class Documents : public penstock::Dataset {
+ public:
+  explicit Documents(int64_t size) : size_(size) {}
+  int64_t size() const override { return size_; }
+  penstock::Value get(int64_t index, penstock::Draws&) override {
+    const int64_t length = (index * 37 + 11) % 45;
+    const at::Tensor tokens = at::arange(index * 100, index * 100 + length, at::kLong);
+    return penstock::Value::dict({{"input_ids", tokens}, {"mask", tokens.remainder(3).eq(0)}});
+  }
+
+ private:
+  int64_t size_;
 };
 
 // As the Python tests have it: shard i of n gives i, i + n, ..., each with a number that is drawn.

@@ -16,9 +16,10 @@
 // gone. With "alarms" signals come while the loader is constructed.
 //
 // "keep" lists batches, by the order of delivery, that are not committed; all others are committed after the last one.
-// With "redeliver", only batches of earlier epochs are delivered. With "checkpoint", a file, the program trains from it
-// to the end, finishes batches in random order with some in flight, and saves the loader's state and the batches
-// trained on after each step. It prints "ready" after the first one.
+// With "redeliver", only batches of earlier epochs are delivered. With "pack", the options of a packer, the samples are
+// documents of draw_datasets.h, and the output has the packed batches, the counts and the state. With "checkpoint", a
+// file, the program trains from it to the end, finishes batches in random order with some in flight, and saves the
+// loader's state and the batches trained on after each step. It prints "ready" after the first one.
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <penstock/penstock.h>
@@ -222,6 +223,71 @@ void run_commits(const Value& given, penstock::DataLoader& loader) {
   std::cout << Value::list(std::move(outstanding)).to_json() << "\n" << loader.state().to_json() << "\n";
 }
 
+penstock::PackerOptions packer_options_of(const Value& given) {
+  using Options = penstock::PackerOptions;
+  Options options{.row_length = given["row_length"].integer(), .open_bins = integer_or(given, "open_bins", 64)};
+  if (const Value* padding = given.find("padding")) {
+    if (padding->kind() == Value::Kind::kDict) {
+      Options::PaddingByName by_name;
+      for (const Value::Entry& entry : padding->entries()) by_name.emplace_back(entry.key.text(), entry.value.number());
+      options.padding = by_name;
+    } else {
+      options.padding = padding->number();
+    }
+  }
+  const auto has = [&](const char* name, const char* value) {
+    const Value* found = given.find(name);
+    return found != nullptr && found->text() == value;
+  };
+  if (has("policy", "next_fit")) options.policy = Options::Policy::kNextFit;
+  if (has("too_long", "split")) options.too_long = Options::TooLong::kSplit;
+  if (has("too_long", "drop")) options.too_long = Options::TooLong::kDrop;
+  if (has("remainder", "drop")) options.remainder = Options::LastRows::kDrop;
+  if (const Value* size = given.find("batch_size")) options.batch_size = size->integer();
+  if (const Value* rank = given.find("rank")) {
+    options.rank = rank->integer();
+    options.world_size = given["world_size"].integer();
+  }
+  return options;
+}
+
+void run_packer(const Value& given) {
+  const int64_t size = given["size"].integer();
+  penstock::Options options = options_of(given["options"], size);
+  if (options.batch_size)
+    options.collate_fn = [](std::vector<Value> samples) { return Value::list(std::move(samples)); };
+  penstock::DataLoader loader(Documents(size), options);
+  const penstock::PackerOptions packing = packer_options_of(given["pack"]);
+  const auto open = [&]() -> penstock::Packer::Stream {
+    loader.load_state(penstock::State());
+    loader.begin_epoch();
+    return [&] {
+      const auto batch = loader.next();
+      return batch ? std::optional(batch->value()) : std::nullopt;
+    };
+  };
+  penstock::Packer packer =
+      boolean_or(given, "is_stateless", false) ? penstock::Packer(open, packing) : penstock::Packer(loader, packing);
+  if (const Value* state = given.find("state")) packer.load_state(penstock::State::from_json(state->to_json()));
+  packer.begin_pass();
+  for (int64_t left = integer_or(given, "stop", INT64_MAX); left > 0; --left) {
+    const auto batch = packer.next();
+    if (!batch) break;
+    Value::Items parts;
+    for (const auto& [name, stream] : batch->streams) parts.push_back(plain(stream));
+    for (const at::Tensor& one : {batch->positions, batch->segment_ids, batch->cu_seqlens}) parts.push_back(plain(one));
+    parts.emplace_back(batch->max_seqlen);
+    std::cout << Value::list(std::move(parts)).to_json() << "\n";
+  }
+  const penstock::PackerStats stats = packer.stats();
+  std::cout << Value::list({stats.documents, stats.empty_documents, stats.split_documents, stats.dropped_documents,
+                            stats.dropped_tokens, stats.rows, stats.tokens, stats.padding_tokens, stats.steps,
+                            stats.padding_rows, stats.dropped_rows})
+                   .to_json()
+            << "\n"
+            << packer.state().to_json() << "\n";
+}
+
 // A training loop that may be killed at any time.
 class Training {
  public:
@@ -320,6 +386,7 @@ class Reader {
 void run(const Value& given) {
   at::Generator generator = at::detail::getDefaultCPUGenerator();
   generator.set_current_seed(static_cast<uint64_t>(given["seed"].integer()));
+  if (given.find("pack") != nullptr) return run_packer(given);
   penstock::DataLoader loader = boolean_or(given, "alarms", false) ? loader_under_alarms(given) : loader_of(given);
   if (const Value* state = given.find("state")) loader.load_state(penstock::State::from_json(state->to_json()));
   if (given.find("checkpoint") != nullptr) return Training(given, loader).run();
