@@ -50,12 +50,14 @@ class Uneven(Dataset[torch.Tensor]):
     def __init__(self, count: int, sleep_s: float, share: float, factor: float) -> None:
         drawn = random.Random(1)
         self.sleeps = [sleep_s * (factor if drawn.random() < share else 1) for _ in range(count)]
+        self.made = torch.zeros(count, dtype=torch.bool).share_memory_()
 
     def __len__(self) -> int:
         return len(self.sleeps)
 
     def __getitem__(self, index: int) -> torch.Tensor:
         time.sleep(self.sleeps[index])
+        self.made[index] = True
         return torch.full((16,), index)
 
 
@@ -72,19 +74,19 @@ def seconds_of(sleep_s: float, batch_size: int) -> float:
 def share_of(
     make: Any, dataset: Uneven, batch_size: int, worker_count: int, taken_s: dict[float, float]
 ) -> float:
+    dataset.made.fill_(False)
     loader = make(dataset, batch_size=batch_size, num_workers=worker_count)
     batches = iter(loader)
     arrived: list[int] = []
     first = next(batches)
+    # Work that the workers had done before the clock started is left out.
+    left = [dataset.sleeps[index] for index in (~dataset.made).nonzero().flatten().tolist()]
     begin = time.perf_counter()
     for batch in itertools.chain([first], batches):
         arrived += map(int, batch[:, 0].tolist())
     seconds = time.perf_counter() - begin
     if (arrived if loader.in_order is True else sorted(arrived)) != [*range(len(dataset))]:
         raise MeasurementError("samples are missing, doubled or out of order")
-    # Work that the workers had done before the clock started is left out: all batches requested
-    # ahead.
-    left = dataset.sleeps[batch_size * loader.prefetch_factor * worker_count :]
     return sum(taken_s[sleep_s] for sleep_s in left) / worker_count / seconds
 
 
