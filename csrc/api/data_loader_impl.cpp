@@ -351,9 +351,7 @@ Batch DataLoader::Impl::to_batch(Event& event) {
 std::optional<int64_t> DataLoader::Impl::size() const {
   if (built_.is_iterable) return std::nullopt;
   const auto sample_count = options_.sampler ? options_.sampler->size() : built_.sample_count;
-  if (!sample_count || !options_.batch_size) return sample_count;
-  const int64_t whole_count = *sample_count / *options_.batch_size;
-  return whole_count + (*sample_count % *options_.batch_size > 0 && !options_.drop_last ? 1 : 0);
+  return sample_count ? std::optional(api::batch_count_of(options_, *sample_count)) : std::nullopt;
 }
 
 // Whether batches may overtake others.

@@ -245,6 +245,11 @@ std::string title_of(const AnyDataset& dataset) {
   return short_class_name(demangled(typeid(object)));
 }
 
+int64_t batch_count_of(const Options& options, int64_t sample_count) {
+  const int64_t size = std::max<int64_t>(1, options.batch_size.value_or(1));
+  return sample_count / size + (sample_count % size > 0 && !options.drop_last ? 1 : 0);
+}
+
 GeneratorSnapshot BuiltLoader::take_generators() const {
   return options->shard_by_rank ? GeneratorSnapshot::take_own(options->generator)
                                 : GeneratorSnapshot::take(options->generator);
@@ -390,10 +395,8 @@ void check_state(const BuiltLoader& built, const Value& state) {
 int64_t batch_count_max(const BuiltLoader& built) {
   const Options& options = *built.options;
   if (built.is_iterable || options.sampler || !built.sample_count) return kCountMax;
-  const int64_t size = std::max<int64_t>(1, options.batch_size.value_or(1));
-  const int64_t whole_count = *built.sample_count / size;
-  if (options.shard_by_rank) return whole_count + 1;
-  return whole_count + (*built.sample_count % size > 0 && !options.drop_last ? 1 : 0);
+  if (!options.shard_by_rank) return batch_count_of(options, *built.sample_count);
+  return *built.sample_count / std::max<int64_t>(1, options.batch_size.value_or(1)) + 1;
 }
 
 // Reads the places that others have overtaken, if there are any.

@@ -81,6 +81,9 @@ struct BuiltLoader {
   Value to_value() const;
 };
 
+// The batches of an epoch with so many samples, which ranks do not share.
+int64_t batch_count_of(const Options& options, int64_t sample_count);
+
 // The record of one epoch.
 struct EpochAccount {
   int64_t epoch = 0;        // its index, from 0

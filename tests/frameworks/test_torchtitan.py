@@ -404,12 +404,7 @@ def test_documents_are_made_once_for_the_ranks_of_a_process_group(
     }
     given = {"data": str(tmp_path), "save_after": 3, "checkpoint": str(job / "saved")}
     ranks = GlooRanks(Path(__file__).with_name("titan_job.py"), job, 2, given, environment)
-    try:
-        for rank in range(2):
-            code, text = ranks.finish(rank)
-            assert code == 0, text
-    finally:
-        ranks.kill()
+    ranks.finish_all()
     expected = Job(example, tmp_path, 1, num_workers=0, pack=True, repeat=False).packed_steps()
     steps = zip(*(ranks.lines(rank) for rank in range(2)), strict=True)
     assert [in_turn(step) for step in steps] == json.loads(json.dumps(expected))

@@ -68,6 +68,15 @@ class GlooRanks:
             raise AssertionError(f"rank {rank} is late.{self._places()}") from None
         return self.ranks[rank].returncode, text
 
+    def finish_all(self) -> None:
+        """Wait for all ranks, which have to succeed. None is left running."""
+        try:
+            for rank in range(len(self.ranks)):
+                code, text = self.finish(rank)
+                assert code == 0, text
+        finally:
+            self.kill()
+
     def _places(self) -> str:
         """Return the number of lines of each rank, and the stacks of the ranks that still run."""
         late = [process for process in self.ranks if process.poll() is None]

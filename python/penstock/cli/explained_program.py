@@ -46,16 +46,19 @@ def explain_program(
     plan_descriptor = _take_standard_output()
     faults: list[str] = []
 
+    def write(text: str) -> None:
+        # A reader may stop early, as `head` does.
+        with (
+            contextlib.suppress(BrokenPipeError),
+            open(plan_descriptor, "w", errors="replace") as stream,
+        ):
+            stream.write(text + "\n")
+
     def report(found: FoundPlan) -> None:
         sys.stdout.flush()  # the program's output precedes the plan
         print(f"penstock: the plan of {found.subject}", file=sys.stderr, flush=True)
         if os.environ.get("RANK", "0") == "0":  # only one of several trainers prints
-            # A reader may stop early, as `head` does.
-            with (
-                contextlib.suppress(BrokenPipeError),
-                open(plan_descriptor, "w", errors="replace") as stream,
-            ):
-                stream.write(_formatted(found.plan, plan_format) + "\n")
+            write(_formatted(found.plan, plan_format))
             for form, path in pictures.items():
                 try:
                     drawn = format_svg(found.plan) if form == "svg" else found.plan.to_html()
@@ -65,11 +68,7 @@ def explain_program(
 
     def report_error(code: str, message: str) -> None:
         if plan_format == "json" and watch.found is None:
-            with (
-                contextlib.suppress(BrokenPipeError),
-                open(plan_descriptor, "w", errors="replace") as stream,
-            ):
-                stream.write(error_record(code, message) + "\n")
+            write(error_record(code, message))
 
     watch = ModelWatch(cut, report)
     sys.excepthook = _HookWithoutWatch(sys.excepthook)

@@ -279,14 +279,16 @@ def _generators(
 ) -> dict[str, Any]:
     """Return the generators that the stream is drawn from, each once, without the global ones that
     are ``unused``. Each rank has its own global ones."""
-    states = _snapshot_to_json(snapshot)
+    left_out = _GLOBALS_TO_JSON if options.shard_by_rank else unused
+    own = dict(snapshot.of_own)
     names: dict[int, str] = {}
     for name, generator in own_generators(options).items():
         if names.setdefault(id(generator), name) != name:
-            states["own"].pop(name, None)
-    of_globals = states["globals"]
-    of_globals.update(dict.fromkeys(of_globals if options.shard_by_rank else unused))
-    return states
+            own.pop(name, None)
+    return {
+        "globals": _globals_to_json(snapshot.of_globals, left_out),
+        "own": {name: _tensor_to_text(state) for name, state in own.items()},
+    }
 
 
 def _none_if_all_none(states: list[Any]) -> list[Any] | None:
@@ -596,13 +598,6 @@ def _sampler_name(sampler: Any) -> str | None:
     return f"{name} of {sampler.num_samples} samples with {generator}{replacement}"
 
 
-def _snapshot_to_json(snapshot: GeneratorSnapshot) -> dict[str, Any]:
-    return {
-        "globals": _globals_to_json(snapshot.of_globals),
-        "own": {name: _tensor_to_text(value) for name, value in snapshot.of_own.items()},
-    }
-
-
 def _snapshot_from_json(state: dict[str, Any]) -> GeneratorSnapshot:
     state = {**state, "globals": _with_current_states(state["globals"])}
     of_numpy = {**state["globals"]["numpy"]}
@@ -616,13 +611,11 @@ def _snapshot_from_json(state: dict[str, Any]) -> GeneratorSnapshot:
     )
 
 
-def _globals_to_json(states: tuple[Any, ...]) -> dict[str, Any]:
-    of_torch, of_random, of_numpy = states
-    version, words, gauss_next = of_random
+def _globals_to_json(states: tuple[Any, ...], left_out: Collection[str] = ()) -> dict[str, Any]:
+    """Return the states of the global generators by name; None for ``left_out``."""
     return {
-        "torch": _tensor_to_text(of_torch),
-        "random": [version, list(words), gauss_next],
-        "numpy": _to_plain(of_numpy),
+        name: None if name in left_out else to_json(state)
+        for (name, to_json), state in zip(_GLOBALS_TO_JSON.items(), states, strict=True)
     }
 
 
@@ -641,6 +634,14 @@ def _to_plain(value: Any) -> Any:
 
 def _tensor_to_text(state: torch.Tensor) -> str:
     return base64.b64encode(state.numpy().tobytes()).decode()
+
+
+# In the order of generator_states().
+_GLOBALS_TO_JSON: dict[str, Callable[[Any], Any]] = {
+    "torch": _tensor_to_text,
+    "random": lambda state: [state[0], list(state[1]), state[2]],
+    "numpy": _to_plain,
+}
 
 
 def _text_to_tensor(text: str) -> torch.Tensor:

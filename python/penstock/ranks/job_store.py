@@ -16,7 +16,7 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from penstock.program_line import warn
 from penstock.ranks.sharding import JobRank
 
 WAIT_S_MAX = 600.0
-_WARN_AFTER_S = 30.0
+WARN_AFTER_S = 30.0
 _POLL_S = 2.0  # the longest wait without a look at the clock
 
 _agent_stores: dict[tuple[int, str, int], Any] = {}  # by process, address and port
@@ -91,6 +91,11 @@ def connection_of_threads(store: Any) -> Any:
         return connection
 
 
+def format_ranks(ranks: Sequence[int]) -> str:
+    """Format the numbers of ranks for a message, of which there may be many."""
+    return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+
+
 def read_of_ranks(
     store: Any,
     keys: Mapping[int, str],
@@ -114,14 +119,14 @@ def read_of_ranks(
             pass
         missing = [rank for rank in missing if not store.check([keys[rank]])]
         waited_s = time.monotonic() - began
-        listed = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+        listed = format_ranks(missing)
         if missing and waited_s > WAIT_S_MAX:
             raise RankError(
                 f"{who} has waited {waited_s:.0f} s for rank {listed} to {task}; every rank must "
                 f"{duty}: check whether these ranks are alive, and where they are "
                 f"blocked"
             )
-        if missing and waited_s > _WARN_AFTER_S and not has_warned:
+        if missing and waited_s > WARN_AFTER_S and not has_warned:
             has_warned = True
             warn(f"{who} waits for rank {listed} to {task}, for at most {WAIT_S_MAX:.0f} s")
     return {rank: json.loads(store.get(key)) for rank, key in keys.items()}

@@ -24,10 +24,9 @@ from typing import Any, NamedTuple, NoReturn
 from penstock.errors import RankError
 from penstock.program_line import warn
 from penstock.ranks import job_store
-from penstock.ranks.job_store import differing_fact, restart_prefix, stores_of_ranks
+from penstock.ranks.job_store import differing_fact, format_ranks, restart_prefix, stores_of_ranks
 from penstock.ranks.sharding import JobRank
 
-_WARN_AFTER_S = 30.0
 _POLL_S_MIN, _POLL_S_MAX = 0.001, 0.05
 
 
@@ -139,14 +138,14 @@ class _Resize:
                 break
             self._check_moved()
             waited_s = time.monotonic() - began
-            listed = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+            listed = format_ranks(missing)
             if waited_s > job_store.WAIT_S_MAX:
                 self._refuse(
                     f"{self._who} has waited {waited_s:.0f} s in reshard() for rank {listed} of "
                     f"the new {self._after.world_size}; every rank of the new size must call "
                     f"reshard() after the same step, so check whether these ranks are alive"
                 )
-            if waited_s > _WARN_AFTER_S and not has_warned:
+            if waited_s > job_store.WARN_AFTER_S and not has_warned:
                 has_warned = True
                 warn(
                     f"{self._who} waits in reshard() for rank {listed} of the new "
