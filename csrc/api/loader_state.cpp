@@ -378,6 +378,9 @@ void check_state(const BuiltLoader& built, const Value& state) {
     refuse_other(name, as_python(&entry.value), as_python(here));
   }
   const Value* dataset = state.find("dataset");
+  // In a state of Python's ranks, the second of two items is the version of the data.
+  const bool has_version = dataset != nullptr && dataset->kind() == Value::Kind::kList && dataset->size() == 2;
+  if (has_version) dataset = &(*dataset)[size_t{0}];
   if (dataset != nullptr && !dataset->is_none()) {
     throw Error(ErrorKind::kUnsupported,
                 "the state contains the state of a Python dataset in the trainer process, which only Python can "

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from penstock.loader.rank_agreement import dataset_fingerprint
+from penstock.loader.data_version import dataset_fingerprint
 
 
 class Folder(Dataset[Any]):

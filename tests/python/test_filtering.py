@@ -23,7 +23,7 @@ from stream_oracle import error_of
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
 from penstock import CostBatchSampler, DataLoader, MixtureSampler, Pool, Ranks, filtered
-from penstock.loader.rank_agreement import dataset_fingerprint
+from penstock.loader.data_version import dataset_fingerprint
 
 JOB = Path(filter_job.__file__)
 KEPT = [index for index in range(LENGTH) if is_kept((index, 0))]

@@ -44,6 +44,7 @@ from penstock.loader.loader_state import (
     check_state,
     note_commits,
     state_of_now,
+    with_data_checked,
 )
 from penstock.loader.local_iterator import LocalPoolIter
 from penstock.loader.lookahead import look_ahead
@@ -1027,7 +1028,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         running = getattr(self, "_iterator", None)
         return state_of_now(options, self._run, running, asks_workers=True)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(
+        self, state_dict: dict[str, Any], *, allow_other_data: bool = False
+    ) -> None:
         """Resume from a state: the next ``iter()`` continues where ``state_dict`` was taken.
 
         Stops persistent workers.
@@ -1036,10 +1039,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             state_dict (dict[str, Any]): Result of :meth:`state_dict` of a loader built with the
                 same arguments, or of :func:`penstock.merge_states`. An empty dictionary starts a
                 new epoch, with a warning.
+            allow_other_data (bool): Resume although the dataset's data has another version than the
+                state names, so that the rest of the stream has other samples. The environment
+                variable ``PENSTOCK_ALLOW_OTHER_DATA=1`` does the same for all loaders.
 
         Raises:
             ValueError: If this loader's stream would differ from the stream of the loader that the
-                state was taken from.
+                state was taken from, or if its data has another version.
             TypeError: If ``state_dict`` is not a mapping.
             UnsupportedError: If the loader has no state, as for :meth:`state_dict`.
 
@@ -1062,7 +1068,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if state_dict:
             state_dict = part_of_rank(options, dict(state_dict))
             drop_pool_if_state_has_none(self, state_dict)
-            check_state(LoaderOptions.of(self), state_dict)
+            options = LoaderOptions.of(self)
+            check_state(options, state_dict)
+            state_dict = with_data_checked(
+                options, self._run, state_dict, allow_other_data=allow_other_data
+            )
             self._run.skipped.load(state_dict)
         else:
             warn(

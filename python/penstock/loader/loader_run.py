@@ -94,6 +94,7 @@ class LoaderRun:
         self.commits: CommitLedger | None = None  # once there may be some
         self.repeated: list[Any] | None = None  # its batches, while an earlier epoch is repeated
         self.wants_states = wants_states  # since a state was requested, or loaded
+        self.data_version: tuple[Any, str | None] | None = None  # by epoch and dataset
         self.skipped = SkippedSamples()
         self.draw_warning = DrawWarning()
         self.pickle_watch = PickleWatch()

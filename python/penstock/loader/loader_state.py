@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import os
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
@@ -21,9 +22,10 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, Subset
 
 from penstock.errors import StateUnsupportedError
+from penstock.loader.data_version import data_version
 from penstock.loader.loader_run import LoaderRun, WorkerIterator
 from penstock.loader.options import LoaderOptions
-from penstock.loader.rank_states import note_rank, opened, sealed
+from penstock.loader.rank_states import note_rank, opened, sealed, with_data
 from penstock.loader.state_check import check_built, check_form
 from penstock.program_line import warn
 from penstock.ranks.sharding import RankBatchSampler
@@ -54,6 +56,8 @@ _VERSION = 1
 _VERSION_WITH_SKIPS = 2  # of a state with places that were skipped, which older readers miss
 _VERSION_OF_SNAPSHOTS = 3  # parts may be from before or after the state's place
 _VERSION_WITH_EARLIER = 4  # batches of earlier epochs are to be delivered first
+# Allows states of other data where a framework calls load_state_dict().
+OTHER_DATA_VARIABLE = "PENSTOCK_ALLOW_OTHER_DATA"
 _T = TypeVar("_T")
 
 
@@ -88,6 +92,7 @@ def state_of_now(
         _raise_failures(state)
         note_rank(options, state, run.progress)
         _note_skipped(options, run, state)
+        state["data"] = _data_version_of(options, run)
     note_commits(options, run, state)
     return sealed(state) if options.is_same_on_all_ranks else state
 
@@ -100,6 +105,33 @@ def note_commits(options: LoaderOptions, run: LoaderRun, state: dict[str, Any]) 
     state["commits"] = ledger.to_state(_is_between_epochs(state))
     if state["commits"]["earlier"]:
         state["version"] = _VERSION_WITH_EARLIER
+
+
+def _data_version_of(options: LoaderOptions, run: LoaderRun) -> str | None:
+    """Return the version of the loader's data. It is read once an epoch."""
+    key = run.epoch_count, id(options.dataset)
+    if run.data_version is None or run.data_version[0] != key:
+        run.data_version = key, data_version(options.dataset)
+    return run.data_version[1]
+
+
+def with_data_checked(
+    options: LoaderOptions, run: LoaderRun, state: dict[str, Any], *, allow_other_data: bool
+) -> dict[str, Any]:
+    """Return ``state`` for the data that this loader reads. Raise ValueError if that has another
+    version than the state's, unless it is allowed."""
+    is_sealed = options.is_same_on_all_ranks
+    then = (opened(state) if is_sealed else state).get("data")
+    now = _data_version_of(options, run)
+    is_allowed = allow_other_data or os.environ.get(OTHER_DATA_VARIABLE) == "1"
+    if then is not None and now is not None and then != now and not is_allowed:
+        raise ValueError(
+            f"the state is of data with {then} and this loader reads data with {now}, so the rest "
+            f"of its stream is another; load the data of the state, or, if the samples are meant "
+            f"to be others or only their version is, call load_state_dict(state, "
+            f"allow_other_data=True) or set {OTHER_DATA_VARIABLE}=1"
+        )
+    return with_data(state, now) if is_sealed else {**state, "data": now}
 
 
 def _note_skipped(options: LoaderOptions, run: LoaderRun, state: dict[str, Any]) -> None:

@@ -7,27 +7,23 @@ inputs of its order to the job's store, and reads the other ranks' inputs. The s
 default process group, or is the one that torchrun serves; without either, no comparison is made.
 
 A dataset is identified by a short text, which distinguishes datasets of one class and length
-(:func:`dataset_fingerprint`). It covers the dataset's self-description and plain content, a bounded
-part of it, so that it takes milliseconds. Folders differ between machines, and so may attributes of
-a user's class; neither counts.
+(:func:`penstock.loader.data_version.dataset_fingerprint`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
-from pathlib import PurePath
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from penstock._version import __version__
 from penstock.errors import UnsupportedError
+from penstock.loader.data_version import dataset_fingerprint
 from penstock.loader.loader_run import LoaderRun, place_of
 from penstock.loader.options import LoaderOptions
 from penstock.loader.variable_pool import AnnouncedPool
@@ -40,10 +36,6 @@ from penstock.ranks.job_store import (
 )
 from penstock.ranks.sharding import JobRank
 from penstock.ranks.steps import CommonSteps, StepAgreement
-
-_ENTRIES_MAX = 10_000  # of a list, evenly spaced
-_ROWS_MAX = 1_000  # of a tensor
-_NAME_PARTS = 2  # of a file's path, from its end: the class and the file
 
 
 def compare_ranks(options: LoaderOptions, run: LoaderRun, facts: dict[str, Any]) -> None:
@@ -195,72 +187,3 @@ def _dataset_facts(options: LoaderOptions) -> dict[str, Any]:
 def _digest(generator: torch.Generator | None) -> str:
     generator = generator or torch.default_generator
     return hashlib.sha256(generator.get_state().numpy().tobytes()).hexdigest()[:16]
-
-
-def dataset_fingerprint(dataset: Any) -> str | None:
-    """Return a short text that identifies ``dataset``; None if only its class and length are known.
-
-    The text uses the attribute ``fingerprint`` (or ``_fingerprint``, of Hugging Face's datasets) if
-    it is a text; lists, arrays and tensors of plain values; ``TensorDataset``; folders of images,
-    by the list ``samples`` of paths and classes; and ``Subset`` and ``ConcatDataset`` of such.
-    """
-    content = _content(dataset)
-    if content is None:
-        return None
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
-
-
-def _content(dataset: Any) -> Any:
-    for name in ("fingerprint", "_fingerprint"):
-        declared = getattr(dataset, name, None)
-        if isinstance(declared, str):
-            return declared
-    if isinstance(dataset, Subset):
-        selection = vars(dataset).get("selection")  # of penstock.filtered()
-        if selection is not None:
-            return [_content(dataset.dataset) or "unknown", selection]
-        return _all_known(_content(dataset.dataset), _entries(dataset.indices))
-    if isinstance(dataset, ConcatDataset):
-        return _all_known(*map(_content, dataset.datasets))
-    if isinstance(dataset, TensorDataset):
-        return [_rows(tensor) for tensor in dataset.tensors]
-    files = getattr(dataset, "samples", None)
-    return _entries(dataset) if files is None else _entries(files)
-
-
-def _all_known(*contents: Any) -> Any:
-    return None if None in contents else list(contents)
-
-
-def _entries(values: Any) -> Any:
-    if isinstance(values, (torch.Tensor, np.ndarray)):
-        return _rows(torch.as_tensor(values)) if _is_numeric(values) else None
-    if not isinstance(values, (list, tuple, range)):
-        return None
-    step = max(1, len(values) // _ENTRIES_MAX)
-    plain = [_plain(value) for value in values[::step]]
-    return None if None in plain else [len(values), plain]
-
-
-def _plain(value: Any) -> Any:
-    """Return a value in a form for JSON; None if it is not plain."""
-    if isinstance(value, PurePath) or (isinstance(value, str) and "/" in value):
-        return "/".join(PurePath(value).parts[-_NAME_PARTS:])
-    if isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, Sequence) and len(value) <= _NAME_PARTS + 1:
-        return _all_known(*map(_plain, value))
-    return None
-
-
-def _is_numeric(values: Any) -> bool:
-    return isinstance(values, torch.Tensor) or values.dtype.kind in "biuf"
-
-
-def _rows(tensor: torch.Tensor) -> Any:
-    step = max(1, (len(tensor) if tensor.dim() > 0 else 1) // _ROWS_MAX)
-    rows = tensor.detach()[::step] if tensor.dim() > 0 else tensor.detach()
-    data = rows.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-    return [str(tensor.dtype), list(tensor.shape), hashlib.sha256(data).hexdigest()]

@@ -6,9 +6,10 @@ Its state records it by the job's numbers of the shards. The states of all ranks
 state of the job, from which a job of any size continues: each rank takes the part of its shards.
 
 torch.distributed.checkpoint loads the keys of a new loader's state, and descends into each
-dictionary for them. So a job's state has the same keys at every place of the stream, and the states
-of datasets and samplers are wrapped in a tuple, which is kept as one value (:func:`sealed`). JSON
-makes it a list.
+dictionary for them. So a job's state has the same keys at every place of the stream and in all
+versions of penstock, and the states of datasets and samplers are wrapped in a tuple, which is kept
+as one value (:func:`sealed`). JSON makes it a list. The version of the data is the second item of
+the tuple of the dataset's state, since the first versions of penstock had no key for it.
 """
 
 from __future__ import annotations
@@ -149,20 +150,35 @@ def part_of_rank(options: LoaderOptions, state: dict[str, Any]) -> dict[str, Any
 
 
 def sealed(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the state with the keys of all jobs' states."""
+    """Return the state with the keys of all jobs' states. A sealed state stays as it is."""
     state = {"samples": 0, "sampler": None, "samplers": None, **state}
     for name in _OF_THE_USER:
         if isinstance(state[name], dict):
             state[name] = (state[name],)
+    if "data" in state:  # it is not in a state that is sealed
+        state = with_data(state, state.pop("data"))
     shards = state["shards"] or {"counts": [], "last": None, "states": None, "before": None}
     lists = {name: shards[name] and tuple(shards[name]) for name in ("states", "before")}
     state["shards"] = {**shards, **lists}
     return state
 
 
+def with_data(state: dict[str, Any], data: str | None) -> dict[str, Any]:
+    """Return a sealed state with another version of the data."""
+    dataset = opened(state)["dataset"]
+    if data is not None:
+        dataset = (dataset, data)
+    elif isinstance(dataset, dict):
+        dataset = (dataset,)
+    return {**state, "dataset": dataset}
+
+
 def opened(state: dict[str, Any]) -> dict[str, Any]:
     """Return the state with the dictionaries of the user's objects in their original form."""
     parts = {name: state.get(name) for name in _OF_THE_USER}
+    dataset = parts["dataset"]
+    if isinstance(dataset, (list, tuple)) and len(dataset) == 2:  # noqa: PLR2004
+        parts["dataset"], parts["data"] = dataset
     return state | {name: _unsealed(part) for name, part in parts.items()}
 
 

@@ -96,6 +96,8 @@ def check_form(options: LoaderOptions, state: Mapping[str, Any]) -> None:
         whole["base_seed"].integer(-_SEED_MAX, _SEED_MAX - 1)
     if whole["samples"].value is not None:
         whole["samples"].integer()
+    if whole["data"].value is not None and type(whole["data"].value) is not str:
+        whole["data"].expect("a string or None")
     _check_generators(options, whole["generators"])
     _check_shards(options, whole["shards"])
     first = _check_left(whole["left"], answered_count)
