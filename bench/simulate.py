@@ -163,7 +163,34 @@ def markdown(results: dict[str, dict[str, Any]]) -> str:
             f"{operations:.3f}",
         ]
         rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows)
+    return "\n".join([*rows, "", *utilisation(results)])
+
+
+def utilisation(results: dict[str, dict[str, Any]]) -> list[str]:
+    """A table of the shares of the GPUs' time: held by jobs, and held and not waiting for data."""
+    rows = [
+        "| case | "
+        + " | ".join(f"{name}, held, busy" for name in POLICIES)
+        + " | busy, penstock of proportional | busy of held, penstock of proportional |",
+        "| --- " * (len(POLICIES) + 3) + "|",
+    ]
+    for name, result in results.items():
+        held, busy = (
+            {policy: [run[field] for run in result[policy]["runs"]] for policy in POLICIES}
+            for field in ("gpu_allocated_share", "gpu_busy_share")
+        )
+        of_held = {
+            policy: [one / all_ for one, all_ in zip(busy[policy], held[policy], strict=True)]
+            for policy in POLICIES
+        }
+        cells = [
+            name,
+            *(f"{fmean(held[policy]):.2f}, {fmean(busy[policy]):.2f}" for policy in POLICIES),
+            ratio(busy["penstock"], busy["proportional"]),
+            ratio(of_held["penstock"], of_held["proportional"]),
+        ]
+        rows.append(f"| {' | '.join(cells)} |")
+    return rows
 
 
 def ratio(other: Sequence[float], own: Sequence[float]) -> str:
