@@ -24,6 +24,7 @@
 #include "worker/local_server.h"
 #include "worker/prefix_stage.h"
 #include "worker/process_memory.h"
+#include "worker/read_advisor.h"
 #include "worker/slab_writer.h"
 #include "worker/stack.h"
 
@@ -135,6 +136,11 @@ void bind_worker(py::module_& module) {
       .def("begin", &PythonSampleRows::begin, py::arg("sample_count"))
       .def("fetch", &PythonSampleRows::fetch, py::arg("dataset"), py::arg("index"))
       .def("end", &PythonSampleRows::end);
+  py::class_<worker::ReadAdvisor>(module, "ReadAdvisor")
+      .def(py::init<size_t>(), py::arg("thread_count") = 8)
+      .def("advise", &worker::ReadAdvisor::advise, py::arg("paths"))
+      .def_property_readonly("checked", [](const worker::ReadAdvisor& self) { return self.counts().checked; })
+      .def_property_readonly("cold", [](const worker::ReadAdvisor& self) { return self.counts().cold; });
   py::class_<LocalServer::Received>(module, "WorkerRequest")
       .def_property_readonly("is_epoch",
                              [](const LocalServer::Received& self) { return self.kind == ToJob::Kind::kEpoch; })
@@ -166,6 +172,7 @@ void bind_worker(py::module_& module) {
           py::kw_only(), py::arg("channel_fd"), py::arg("prefetch_factor"), py::arg("arena_bytes"),
           py::arg("waits_for_slabs"), py::arg("trainer_pid"))
       .def("next", &next_request, py::arg("timeout_s"))
+      .def("upcoming", &LocalServer::upcoming)
       .def("begin", [](LocalServer& self) { self.writer().begin(); })
       .def(
           "fetch_clock", [](LocalServer& self) -> dataset::FetchClock& { return self.writer().clock(); },

@@ -137,13 +137,22 @@ LocalServer::LocalServer(const LocalServerOptions& options, shm::Channel channel
 Result<LocalServer::Received> LocalServer::next(steady_clock::time_point deadline) {
   for (;;) {
     if (auto health = watchdog_->health(); !health) return health.error();
-    const auto received = channel_.receive(deadline);
-    if (!received && received.error().code == Errc::kClosed) {
-      watchdog_->is_closing().store(true);
-      return watchdog_->health().error();
+    std::vector<std::byte> waited;
+    std::span<const std::byte> bytes;
+    if (!waiting_.empty()) {
+      waited = std::move(waiting_.front());
+      waiting_.pop_front();
+      bytes = waited;
+    } else {
+      const auto received = channel_.receive(deadline);
+      if (!received && received.error().code == Errc::kClosed) {
+        watchdog_->is_closing().store(true);
+        return watchdog_->health().error();
+      }
+      if (!received) return received.error();
+      bytes = received.value().bytes;
     }
-    if (!received) return received.error();
-    const auto message = wire::parse_to_job(received.value().bytes);
+    const auto message = wire::parse_to_job(bytes);
     if (!message) return message.error();
     switch (message.value().kind) {
       case ToJob::Kind::kPrefix: maker_.prefixes().install(message.value().body); continue;
@@ -160,6 +169,23 @@ Result<LocalServer::Received> LocalServer::next(steady_clock::time_point deadlin
     }
     return Fault{Errc::kMalformed, "a trainer sent its local worker a message that only job processes receive"};
   }
+}
+
+std::vector<std::vector<int64_t>> LocalServer::upcoming() {
+  std::vector<std::vector<int64_t>> found;
+  // An error is returned by the next receive().
+  while (const auto received = channel_.receive(steady_clock::now())) {
+    const std::span<const std::byte> bytes = received.value().bytes;
+    waiting_.emplace_back(bytes.begin(), bytes.end());
+    const auto message = wire::parse_to_job(bytes);
+    if (!message || message.value().kind != ToJob::Kind::kWork) continue;
+    const auto kind = message.value().index_kind;
+    if (kind != wire::IndexKind::kIntegers && kind != wire::IndexKind::kInteger) continue;
+    const auto indices = message.value().indices;
+    std::vector<int64_t>& request = found.emplace_back(indices.size() / sizeof(int64_t));
+    std::memcpy(request.data(), indices.data(), request.size() * sizeof(int64_t));
+  }
+  return found;
 }
 
 Result<void> LocalServer::answer(const Received& request, BatchContent content, uint8_t flags) {

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <span>
 #include <vector>
@@ -110,6 +111,10 @@ class LocalServer {
   // Prefixes are handled here and not returned.
   Result<Received> next(std::chrono::steady_clock::time_point deadline);
 
+  // The samples of the requests that have arrived behind the current one, each request once: of those whose indices are
+  // integers. Does not block.
+  std::vector<std::vector<int64_t>> upcoming();
+
   SlabWriter& writer() { return maker_.writer(); }
 
   // Runs the prefixes on a batch, seals it and names it to the trainer. `flags` are wire::kBatchFlags. Blocks while the
@@ -125,6 +130,7 @@ class LocalServer {
   shm::Channel channel_;
   ProcessBound<Watchdog> watchdog_;
   BatchMaker maker_;
+  std::deque<std::vector<std::byte>> waiting_;  // messages that upcoming() has received
 };
 
 }  // namespace penstock::worker

@@ -75,6 +75,18 @@ class SampleRows:
     def fetch(self, dataset: Any, index: Any) -> Any: ...
     def end(self) -> bool: ...
 
+class ReadAdvisor:
+    """Has the kernel read files ahead."""
+
+    def __init__(self, thread_count: int = 8) -> None: ...
+    def advise(self, paths: Sequence[str]) -> None: ...
+    @property
+    def checked(self) -> int:
+        """Files that were checked."""
+    @property
+    def cold(self) -> int:
+        """Files that were not in memory."""
+
 class WorkerServer:
     @staticmethod
     def open(
@@ -87,6 +99,8 @@ class WorkerServer:
     ) -> WorkerServer:
         """Open the worker's end, taking ownership of ``channel_fd``."""
     def next(self, timeout_s: float) -> WorkerRequest | None: ...
+    def upcoming(self) -> list[list[int]]:
+        """Return the samples of requests that have arrived, of each request once."""
     def begin(self) -> None: ...
     def fetch_clock(self) -> FetchClock: ...
     def answer(

@@ -26,6 +26,7 @@ from penstock.stream.batch_seeds import generator_states, restore
 from penstock.worker.dataset_watch import Watch
 from penstock.worker.fetching import BatchPlace
 from penstock.worker.partial_batch import without_errors
+from penstock.worker.read_ahead import ReadAhead
 
 # One wait for a request; the native side detects a dead trainer and signals by itself.
 _IDLE_S = 3600.0
@@ -35,7 +36,8 @@ class RequestFeed:
     """Returns fetches, epochs, early epochs (handled as epochs) and questions about states.
 
     ``rows`` has the tensors of a plain TensorDataset, whose fetches are executed natively here.
-    ``watch`` is None if epochs never start early. Raises ClosedError when the trainer has hung up.
+    ``watch`` is None if epochs never start early; ``read_ahead`` if no files are known. Raises
+    ClosedError when the trainer has hung up.
     """
 
     def __init__(
@@ -43,8 +45,10 @@ class RequestFeed:
         server: _C.WorkerServer,
         rows: list[torch.Tensor] | None,
         watch: Watch | None,
+        read_ahead: ReadAhead | None = None,
     ) -> None:
         self._server = server
+        self._read_ahead = read_ahead
         self._rows = rows
         self._watch = watch
         self._received: deque[_C.WorkerRequest] = deque()
@@ -88,13 +92,20 @@ class RequestFeed:
                 else self._server.serve_rows(self._rows)
             )
             if request is not None:
+                self._note_files(request)
                 return request
+
+    def _note_files(self, request: _C.WorkerRequest) -> None:
+        is_fetch = not (request.is_epoch or request.is_early_epoch or request.is_for_states)
+        if self._read_ahead is not None and is_fetch and not request.is_pickled:
+            self._read_ahead.note(request.indices(), self._server.upcoming())
 
     def _read_to_epoch(self) -> None:
         """Read the messages received so far, up to an epoch: either the early epoch, which is now a
         regular one, or another one, before which fetches that will be dropped are not executed.
         """
         while (request := self._server.next(0.0)) is not None:
+            self._note_files(request)
             if request.is_epoch and request.epoch == self._early_epoch:
                 self._adopt_early()
                 return

@@ -57,6 +57,7 @@ from penstock.worker.fetching import (
 from penstock.worker.fingerprint import Fingerprint, fingerprint
 from penstock.worker.map_fetchers import format_sample, name_sample
 from penstock.worker.partial_batch import PartialBatch, SkipReport, described
+from penstock.worker.read_ahead import ReadAhead
 from penstock.worker.request_feed import RequestFeed, indices_of, make_preceding, unwrap_indices
 from penstock.worker.slab_collate import collate_into_slabs, collating_into
 from penstock.worker.threaded_fetch import FetchPool, make_pool
@@ -218,7 +219,9 @@ def _serve(
     ended_shards: set[int] = set()
     of_epochs: dict[int, Fetcher] = {}  # this one's and the early one's, seeded by batch
     watch = _watch(fetch, rows) if spec.may_begin_early and init_error is None else None
-    feed = RequestFeed(server, rows, watch)
+    is_map = fetch.dataset_kind == DatasetKind.Map
+    read_ahead = ReadAhead.of(fetch.dataset) if is_map and rows is None else None
+    feed = RequestFeed(server, rows, watch, read_ahead)
     repeats = FetchWatch(_watch(fetch, rows)) if spec.any_worker else None
     while True:
         try:
