@@ -40,13 +40,14 @@ std::map<std::string, scheduling::JobTerms> job_terms_of(const Terms& terms) {
 Result<std::unique_ptr<Controller>> start_controller(const std::string& endpoint,
                                                      const std::optional<std::string>& folder,
                                                      const std::string& policy, const Terms& terms,
-                                                     const Terms& user_terms) {
+                                                     const Terms& user_terms, uint64_t keep_bytes) {
   scheduling::RosterOptions shares;
   shares.policy = scheduling::policy_named(policy);
   if (shares.policy == nullptr)
     throw py::value_error("the policy " + policy + " is unknown; use gpu-progress or max-min");
   shares.terms = job_terms_of(terms);
   shares.user_terms = job_terms_of(user_terms);
+  shares.keep_bytes = keep_bytes;
   auto parsed = net::Endpoint::parse(endpoint);
   if (!parsed) return parsed.error();
   auto keys = net::load_keys(folder, Role::kController);
@@ -149,12 +150,12 @@ void bind_controller(py::module_& module) {
       .def_static(
           "start",
           [](const std::string& endpoint, const std::optional<std::string>& key_folder, const std::string& policy,
-             const Terms& terms, const Terms& user_terms) {
-            return unwrap(
-                without_gil([&] { return start_controller(endpoint, key_folder, policy, terms, user_terms); }));
+             const Terms& terms, const Terms& user_terms, uint64_t keep_bytes) {
+            return unwrap(without_gil(
+                [&] { return start_controller(endpoint, key_folder, policy, terms, user_terms, keep_bytes); }));
           },
           py::arg("endpoint"), py::arg("key_folder"), py::arg("policy") = "gpu-progress", py::arg("terms") = Terms(),
-          py::arg("user_terms") = Terms())
+          py::arg("user_terms") = Terms(), py::arg("keep_bytes") = 0)
       .def_property_readonly("endpoint", [](const Controller& self) { return self.endpoint().text(); })
       .def(
           "run",

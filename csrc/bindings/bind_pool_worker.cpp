@@ -98,25 +98,29 @@ uint64_t size_on_wire(const std::optional<int64_t>& dataset_size) {
 
 void answer(BatchServer& server, const PoolWork& work, const py::object& batch, bool threads_drew,
             const std::optional<py::bytes>& state, const py::object& dumps, uint32_t sample_count,
-            const std::optional<int64_t>& dataset_size) {
+            const std::optional<int64_t>& dataset_size, bool may_be_kept, bool draws_nothing) {
   EncodedNest encoded = dumps.is_none() ? encode_plain_nest(batch, "batch") : encode_nest(batch, dumps);
   worker::BatchContent content{.tensors = encoded.tensors, .boundary_keys = {}, .nest = encoded.nest.view()};
   worker::PoolMarks marks{.flags = threads_drew ? wire::kBatchThreadsDrew : uint8_t{0},
                           .state = copy_of(state),
                           .sample_count = sample_count,
-                          .dataset_size = size_on_wire(dataset_size)};
+                          .dataset_size = size_on_wire(dataset_size),
+                          .may_be_kept = may_be_kept,
+                          .draws_nothing = draws_nothing};
   unwrap(without_gil([&] { return server.answer(work, std::move(content), std::move(marks)); }));
 }
 
 // Answers with a batch of a TensorDataset. Returns false if the request's indices are not plain rows.
 Result<bool> answer_rows(BatchServer& server, const PoolWork& work, const std::vector<at::Tensor>& sources,
-                         const std::optional<int64_t>& dataset_size) {
+                         const std::optional<int64_t>& dataset_size, bool may_be_kept) {
   if (work.index_kind != wire::IndexKind::kIntegers) return false;
   const std::span indices(reinterpret_cast<const int64_t*>(work.indices.data()), work.indices.size() / sizeof(int64_t));
   const auto batch = worker::gather_batch(server.writer(), sources, indices);
   if (!batch) return false;
   worker::PoolMarks marks{.sample_count = static_cast<uint32_t>(indices.size()),
-                          .dataset_size = size_on_wire(dataset_size)};
+                          .dataset_size = size_on_wire(dataset_size),
+                          .may_be_kept = may_be_kept,
+                          .draws_nothing = may_be_kept};
   if (auto sent = server.answer(work, batch->content(), std::move(marks)); !sent) return sent.error();
   return true;
 }
@@ -131,6 +135,7 @@ void bind_pool_worker(py::module_& module) {
       .def_property_readonly("sequence", &PoolWork::number)
       .def_property_readonly("first_place", [](const PoolWork& self) { return self.first_place; })
       .def_property_readonly("is_recall", &PoolWork::is_recall)
+      .def_property_readonly("is_named", [](const PoolWork& self) { return self.is_named; })
       .def_property_readonly("lane", [](const PoolWork& self) { return self.lane; })
       .def_property_readonly("is_lane_start", [](const PoolWork& self) { return self.is_lane_start; })
       .def_property_readonly("is_pickled",
@@ -178,14 +183,15 @@ void bind_pool_worker(py::module_& module) {
           "fetch_clock", [](BatchServer& self) -> dataset::FetchClock& { return self.writer().clock(); },
           py::return_value_policy::reference_internal)
       .def("answer", &answer, py::arg("work"), py::arg("batch"), py::arg("threads_drew"), py::arg("state"),
-           py::arg("dumps"), py::arg("sample_count"), py::arg("dataset_size"))
+           py::arg("dumps"), py::arg("sample_count"), py::arg("dataset_size"), py::arg("may_be_kept") = false,
+           py::arg("draws_nothing") = false)
       .def(
           "answer_rows",
           [](BatchServer& self, const PoolWork& work, const std::vector<at::Tensor>& sources,
-             std::optional<int64_t> dataset_size) {
-            return unwrap(without_gil([&] { return answer_rows(self, work, sources, dataset_size); }));
+             std::optional<int64_t> dataset_size, bool may_be_kept) {
+            return unwrap(without_gil([&] { return answer_rows(self, work, sources, dataset_size, may_be_kept); }));
           },
-          py::arg("work"), py::arg("sources"), py::arg("dataset_size"))
+          py::arg("work"), py::arg("sources"), py::arg("dataset_size"), py::arg("may_be_kept") = false)
       .def(
           "answer_kept",
           [](BatchServer& self, const PoolWork& work) {

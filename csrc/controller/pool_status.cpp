@@ -91,6 +91,8 @@ Json worker_json(const scheduling::Roster::WorkerStatus& worker) {
           {"unfit_for", std::move(unfit_for)},
           {"unfit_reason", report.declined.empty() ? Json() : Json(report.decline_reason)},
           {"host_load", host_json(report.host)},
+          {"kept_bytes", report.kept_bytes},
+          {"kept_answers", report.kept_answers},
           {"log", report.log},
           {"since_report_s", seconds(worker.since_report)}};
 }

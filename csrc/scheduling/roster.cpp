@@ -457,7 +457,8 @@ wire::WorkerOrders Roster::orders_for(const Worker& worker) const {
           .view = worker.view,
           .is_settled = was_settled_,
           .trainer_id = worker.trainer_id,
-          .is_to_part = worker.is_to_part || worker.trainer_id != 0};
+          .is_to_part = worker.is_to_part || worker.trainer_id != 0,
+          .keep_bytes = options_.keep_bytes / std::max<uint64_t>(1, workers_.size())};
 }
 
 std::map<uint64_t, wire::WorkerOrders> Roster::take_orders() {

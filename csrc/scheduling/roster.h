@@ -98,6 +98,7 @@ struct RosterOptions {
   double horizon_s = kPoolHorizonS;
   std::map<std::string, JobTerms> terms{};  // by job name; jobs of different users are different jobs
   std::map<std::string, JobTerms> user_terms{};
+  uint64_t keep_bytes = 0;  // of batches that the pool keeps for further requests, in equal shares at all workers
 };
 
 // The owner of the connection from which a worker's reports arrive, independent of their content.

@@ -217,6 +217,7 @@ void JobHost::drop_ahead() {
 void JobHost::post_work(const PoolWork& made) {
   auto posted = post({.kind = ToJob::Kind::kWork,
                       .is_lane_start = made.is_lane_start,
+                      .is_named = made.is_named,
                       .index_kind = made.index_kind,
                       .trainer_id = made.trainer_id,
                       .tenancy = made.tenancy,
@@ -355,7 +356,7 @@ Result<void> JobHost::take_message(const FromJob& message, std::span<FileDescrip
     return {};
   }
   const bool is_of_local_worker = message.kind == FromJob::Kind::kReady || message.kind == FromJob::Kind::kStates ||
-                                  (message.flags & ~wire::kPoolAnswerFlags) != 0 ||
+                                  (message.flags & ~(wire::kPoolAnswerFlags | wire::kBatchKeepingFlags)) != 0 ||
                                   (message.answer == wire::AnswerKind::kEnd && !message.state.empty());
   if (is_of_local_worker) return wrong("it sent a message that only local workers send");
   auto result = result_of(message, fds);
@@ -374,7 +375,11 @@ Result<void> JobHost::take_message(const FromJob& message, std::span<FileDescrip
 }
 
 Result<PoolResult> JobHost::result_of(const FromJob& message, std::span<FileDescriptor> fds) {
-  PoolResult result{.answer = message.answer, .flags = message.flags, .text = text_of(message.text)};
+  PoolResult result{.answer = message.answer,
+                    .flags = static_cast<uint8_t>(message.flags & ~wire::kBatchKeepingFlags),
+                    .text = text_of(message.text)};
+  result.may_be_kept = (message.flags & wire::kBatchMayBeKept) != 0;
+  result.draws_nothing = (message.flags & wire::kBatchDrawsNothing) != 0;
   if (message.kind == FromJob::Kind::kGivenUp) result.kind = PoolResult::Kind::kGivenUp;
   if (message.kind == FromJob::Kind::kDeclined) result.kind = PoolResult::Kind::kDeclined;
   result.state.assign(message.state.begin(), message.state.end());

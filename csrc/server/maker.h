@@ -20,6 +20,7 @@
 #include "base/clock.h"
 #include "base/result.h"
 #include "session/dispatch.h"
+#include "session/named_batches.h"
 #include "wire/blob_record.h"
 #include "wire/message.h"
 #include "wire/pool_record.h"
@@ -46,8 +47,10 @@ struct PoolWork {
   std::vector<std::byte> indices{};
   std::vector<std::byte> seeds{};
   std::vector<std::byte> state{};
-  std::vector<wire::BlobId> blobs{};  // the job, followed by its prefixes
-  bool is_handed_over = false;        // as a slab of shared memory
+  std::vector<wire::BlobId> blobs{};                 // the job, followed by its prefixes
+  bool is_handed_over = false;                       // as a slab of shared memory
+  bool is_named = false;                             // its batch may be kept for requests of the same name
+  std::shared_ptr<const session::BatchName> name{};  // in the server; null without is_named
   std::chrono::steady_clock::time_point begun_at{};
   std::chrono::nanoseconds cpu_begun_at{};  // by the process's CPU clock
 
@@ -110,6 +113,9 @@ struct PoolResult {
   uint8_t cpu_share = 0;  // as in PoolAnswer
   uint32_t sample_count = 0;
   uint64_t dataset_size = wire::kSizeUnknown;
+  // Of work with a name: the batch is a function of the name, and drew no random number.
+  bool may_be_kept = false;
+  bool draws_nothing = false;
 };
 
 // Which trainer a worker serves, and why it leaves; logged when it changes.

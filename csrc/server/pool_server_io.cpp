@@ -31,11 +31,18 @@ namespace {
 
 constexpr auto kLookInterval = milliseconds(200);  // between checks of the parent and of the controller's silence
 constexpr int kReceiveCountMax = 256;              // before other events are handled
+constexpr size_t kChoiceCountMax = 16;             // requests among which the next batch is chosen
+constexpr int kKeptAnswersATurn = 16;              // before other events are handled
 
 }  // namespace
 
 PoolServerIo::PoolServerIo(const PoolServerOptions& options, const net::RunId& run, Maker& maker, shm::SlabPool* slabs)
     : options_(options), run_(run), parent_(options.parent_pid), maker_(maker), slabs_(slabs) {}
+
+// Unless its loop has ended it, other workers may still wake it.
+PoolServerIo::~PoolServerIo() {
+  if (options_.store) options_.store->leave(run_.id);
+}
 
 Result<void> PoolServerIo::begin() {
   int ends[2] = {-1, -1};
@@ -70,6 +77,7 @@ Result<void> PoolServerIo::begin() {
     handover_ = std::move(handover).value();
   }
   if (auto opened = open_energy_meter(); !opened) return opened;
+  if (options_.store) options_.store->join(run_.id, [&maker = maker_] { maker.wake(); });
   if (!options_.controller) return {};
   auto registration = Registration::open(*context_, *resolver_, *options_.controller, options_.keys,
                                          {.run = run_,
@@ -130,6 +138,8 @@ void PoolServerIo::end_because(End end) {
   maker_.close(std::move(end.reason));
   outbox_.clear();
   held_.clear();
+  copies_.clear();
+  if (options_.store) options_.store->leave(run_.id);
   blobs_ = {};
   if (registration_) registration_->deregister();
   registration_.reset();
@@ -159,6 +169,7 @@ Result<void> PoolServerIo::serve() {
   }
   take_signals(now);
   session_.tick(now);
+  if (options_.store) serve_store();
   serve_maker(now);
   carry_out();
   note_standing();
@@ -241,18 +252,21 @@ void PoolServerIo::take_request(const wire::PoolRequest& request, const net::Pee
   session_.receive(message, now);
   const size_t queued_count = session_.queued_count();
   if (message.kind == ToWorker::Kind::kRequest && queued_count == queued_before + 1) {
-    queued_.emplace(message.key, PoolWork{.trainer_id = message.trainer_id,
-                                          .key = message.key,
-                                          .lane = message.lane,
-                                          .is_lane_start = message.is_lane_start,
-                                          .index_kind = request.index_kind,
-                                          .epoch_seed = request.epoch_seed,
-                                          .first_place = request.first_place,
-                                          .link_bytes_per_s = request.link_mb_per_s * 1e6,
-                                          .indices = {request.indices.begin(), request.indices.end()},
-                                          .seeds = {request.seeds.begin(), request.seeds.end()},
-                                          .state = {request.state.begin(), request.state.end()},
-                                          .blobs = {request.blobs.begin(), request.blobs.end()}});
+    PoolWork work{.trainer_id = message.trainer_id,
+                  .key = message.key,
+                  .lane = message.lane,
+                  .is_lane_start = message.is_lane_start,
+                  .index_kind = request.index_kind,
+                  .epoch_seed = request.epoch_seed,
+                  .first_place = request.first_place,
+                  .link_bytes_per_s = request.link_mb_per_s * 1e6,
+                  .indices = {request.indices.begin(), request.indices.end()},
+                  .seeds = {request.seeds.begin(), request.seeds.end()},
+                  .state = {request.state.begin(), request.state.end()},
+                  .blobs = {request.blobs.begin(), request.blobs.end()}};
+    work.name = name_of(work, peer.identity.key);
+    work.is_named = work.name != nullptr;
+    queued_.emplace(message.key, std::move(work));
   }
   if (message.kind == ToWorker::Kind::kCancel && queued_count < queued_before) queued_.erase(message.key);
   carry_out();
@@ -293,6 +307,7 @@ void PoolServerIo::serve_maker(Instant now) {
   if (asked.failure && !failure_) failure_ = std::move(asked.failure);
   finish_given_up();
   if (ahead_ && !is_next(*ahead_)) {
+    release(*ahead_);
     ahead_.reset();
     maker_.drop_ahead();
     asked.wants_work = false;  // for now
@@ -316,6 +331,7 @@ void PoolServerIo::take_result(PoolResult result, Instant now) {
     if (!session_.is_draining()) shortage_ = std::move(result.text);
     session_.hand_back();
     if (registration_) registration_->hurry(now);
+    release(*running_);
     running_.reset();
     return;
   }
@@ -334,9 +350,12 @@ void PoolServerIo::take_result(PoolResult result, Instant now) {
       declined_[running_->trainer_id] = std::move(result.text);
       session_.decline();
     }
+    release(*running_);
   } else {
     maker_watch_.note_made(std::chrono::steady_clock::now() - running_since_);
-    held_[running_->key] = std::make_shared<const PoolResult>(std::move(result));
+    const auto made = std::make_shared<const PoolResult>(std::move(result));
+    held_[running_->key] = made;
+    keep(*running_, made);
   }
   const auto done = std::exchange(running_, nullptr);
   session_.finished();
@@ -344,6 +363,7 @@ void PoolServerIo::take_result(PoolResult result, Instant now) {
 
 void PoolServerIo::lose_process(uint64_t trainer_id) {
   session_.lose_process(trainer_id);
+  if (running_) release(*running_);
   running_.reset();
   is_given_up_ = false;
 }
@@ -352,6 +372,7 @@ void PoolServerIo::lose_process(uint64_t trainer_id) {
 void PoolServerIo::finish_given_up() {
   if (!is_given_up_ || session_.may_be_wanted()) return;
   is_given_up_ = false;
+  release(*running_);
   running_.reset();
   session_.finished();
 }
@@ -362,12 +383,46 @@ void PoolServerIo::begin_work() {
     is_given_up_ = false;
     return maker_.offer(running_);
   }
-  const auto request = session_.begin();
-  if (!request) return;
-  const auto found = queued_.find(request->key);
-  PENSTOCK_ASSERT(found != queued_.end(), "a request was queued without its bytes");
-  PoolWork work = std::move(found->second);
-  queued_.erase(found);
+  if (running_ || !session_.next()) return;
+  for (int count = 0; count < kKeptAnswersATurn; ++count) {
+    const auto choice = choose();
+    if (!choice) return;
+    session_.begin(choice->key);
+    const auto found = queued_.find(choice->key);
+    PENSTOCK_ASSERT(found != queued_.end(), "a request was queued without its bytes");
+    PoolWork work = std::move(found->second);
+    queued_.erase(found);
+    if (!choice->kept) return offer(std::move(work));
+    held_[work.key] = choice->kept;
+    ++kept_answers_;
+    session_.finished();
+  }
+  maker_.wake();
+}
+
+std::optional<PoolServerIo::Choice> PoolServerIo::choose() {
+  const auto& queue = session_.queue();
+  if (queue.empty()) return std::nullopt;
+  if (ahead_) return Choice{.key = queue.front().key};
+  BatchStore* const store = options_.store.get();
+  for (size_t place = 0; place < std::min(queue.size(), kChoiceCountMax); ++place) {
+    const wire::BatchKey key = queue[place].key;
+    const auto found = queued_.find(key);
+    PENSTOCK_ASSERT(found != queued_.end(), "a request was queued without its bytes");
+    const PoolWork& work = found->second;
+    if (!work.name) {
+      if (place > 0) break;
+      return Choice{.key = key};
+    }
+    auto answer = store->ask(*work.name, {.worker_id = run_.id, .trainer_id = work.trainer_id}, place == 0);
+    if (answer.kind == BatchStore::Found::Kind::kWait) continue;
+    store->stop_waiting(run_.id);
+    return Choice{.key = key, .kept = std::move(answer.result)};
+  }
+  return std::nullopt;
+}
+
+void PoolServerIo::offer(PoolWork work) {
   running_since_ = std::chrono::steady_clock::now();
   if (ahead_) {
     running_ = std::exchange(ahead_, nullptr);
@@ -395,6 +450,13 @@ void PoolServerIo::send_ahead() {
   if (!is_alone(next) || !is_alone(*running_) || next.trainer_id != running_->trainer_id ||
       tenancy_ != running_->tenancy || next.blobs != running_->blobs)
     return;
+  // Another worker's request that waits would wait longer, and a batch that is there, or soon will be, is not made.
+  if (next.name) {
+    BatchStore& store = *options_.store;
+    if (store.is_awaited(next.name->group)) return;
+    const auto answer = store.ask(*next.name, {.worker_id = run_.id, .trainer_id = next.trainer_id}, false);
+    if (answer.kind != BatchStore::Found::Kind::kMake) return;
+  }
   auto work = std::make_shared<PoolWork>(next);
   work->tenancy = tenancy_;
   ahead_ = std::move(work);
@@ -405,6 +467,82 @@ bool PoolServerIo::is_next(const PoolWork& work) const {
   const auto request = session_.next();
   return request && !is_given_up_ && request->key == work.key && session_.trainer_id() == work.trainer_id &&
          tenancy_ == work.tenancy;
+}
+
+// ---- Kept batches
+
+std::shared_ptr<const session::BatchName> PoolServerIo::name_of(const PoolWork& work,
+                                                                const net::PublicKey& owner) const {
+  const bool is_function = work.lane == wire::kNoLane && !work.is_recall() && work.state.empty() &&
+                           work.index_kind != wire::IndexKind::kNone && !work.seeds.empty() && !work.blobs.empty();
+  if (!is_function || !options_.store || !options_.store->is_on()) return nullptr;
+  const auto append = [](std::string& text, std::span<const std::byte> bytes) {
+    text.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  };
+  const auto append_number = [&](std::string& text, uint64_t number) {
+    append(text, std::as_bytes(std::span(&number, 1)));
+  };
+  auto name = std::make_shared<session::BatchName>();
+  append(name->group, std::as_bytes(std::span(owner.bytes())));
+  for (const wire::BlobId& blob : work.blobs) append(name->group, std::as_bytes(std::span(blob)));
+  append_number(name->samples, static_cast<uint64_t>(work.index_kind));
+  append(name->samples, work.indices);
+  append_number(name->epoch, work.epoch_seed);
+  append(name->epoch, work.seeds);
+  append_number(name->place, work.number());
+  append_number(name->place, work.first_place);
+  return name;
+}
+
+void PoolServerIo::release(const PoolWork& work) {
+  if (work.name) options_.store->release(*work.name, {.worker_id = run_.id, .trainer_id = work.trainer_id});
+}
+
+void PoolServerIo::keep(const PoolWork& work, const std::shared_ptr<const PoolResult>& result) {
+  if (!work.name) return;
+  if (!result->batch) return release(work);
+  if (!result->may_be_kept)
+    return options_.store->refuse(*work.name, {.worker_id = run_.id, .trainer_id = work.trainer_id});
+  const auto id = options_.store->admit(*work.name, {.worker_id = run_.id, .trainer_id = work.trainer_id}, *result);
+  if (!id) return;
+  auto batch = KeptBatch::of_size(result->batch->payload().size(), result->batch->record_bytes());
+  if (!batch) return options_.store->drop(*id);
+  copies_.push_back({.id = *id, .source = result, .batch = std::move(batch).value()});
+  maker_.wake();
+}
+
+// One step a turn, since trainers expect answers to their pings meanwhile.
+void PoolServerIo::copy_kept() {
+  if (copies_.empty()) return;
+  Copy& copy = copies_.front();
+  if (copy.batch->copy_step(copy.source->batch->payload())) {
+    auto kept = std::make_shared<PoolResult>();
+    kept->answer = copy.source->answer;
+    kept->flags = copy.source->flags;
+    kept->fetch_time = copy.source->fetch_time;
+    kept->prefix_time = copy.source->prefix_time;
+    kept->samples = copy.source->samples;
+    kept->cpu_share = copy.source->cpu_share;
+    kept->sample_count = copy.source->sample_count;
+    kept->dataset_size = copy.source->dataset_size;
+    kept->batch = std::move(copy.batch);
+    options_.store->settle(copy.id, std::move(kept));
+    copies_.pop_front();
+  }
+  if (!copies_.empty()) maker_.wake();
+}
+
+void PoolServerIo::serve_store() {
+  copy_kept();
+  if (session_.queued_count() == 0) options_.store->stop_waiting(run_.id);
+  if (!registration_) return;
+  options_.store->set_share(run_.id, registration_->keep_bytes());
+  // Only a new reading counts: an earlier one includes the batches that were dropped because of it.
+  if (registration_->host() != noted_load_) {
+    noted_load_ = registration_->host();
+    options_.store->note_memory(noted_load_);
+  }
+  registration_->set_kept(options_.store->bytes_made_by(run_.id), kept_answers_);
 }
 
 void PoolServerIo::fetch_blob(const std::optional<wire::BlobId>& id, Instant now) {

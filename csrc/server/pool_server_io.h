@@ -7,6 +7,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -24,6 +25,7 @@
 #include "net/keys.h"
 #include "net/server_socket.h"
 #include "server/answer_outbox.h"
+#include "server/batch_store.h"
 #include "server/blob_fetch.h"
 #include "server/energy_meter.h"
 #include "server/maker.h"
@@ -76,8 +78,9 @@ struct PoolServerOptions {
   // Whether it then ends this process, which runs the dataset. Otherwise batches are made by separate processes, and
   // other workers may be in this one: only the worker closes, as jobs have left no resources open in this process.
   bool ends_process = true;
-  size_t sharer_count = 1;              // number of sharers of this process's ports, as net::ServerSocketOptions
-  AbandonedGrace abandoned_grace = {};  // for MakerWatch::is_lost()
+  size_t sharer_count = 1;                 // number of sharers of this process's ports, as net::ServerSocketOptions
+  AbandonedGrace abandoned_grace = {};     // for MakerWatch::is_lost()
+  std::shared_ptr<BatchStore> store = {};  // shared by the workers of a server; null: no batch is kept
   Duration drain_grace = kDrainGrace;
 };
 
@@ -88,6 +91,7 @@ class PoolServerIo final : public EventLoop::Handler {
   // The maker, and the slabs that contain its batches, must outlive this object. `slabs` may be null if batches are not
   // handed over.
   PoolServerIo(const PoolServerOptions& options, const net::RunId& run, Maker& maker, shm::SlabPool* slabs);
+  ~PoolServerIo() override;
 
   // The addresses that it listens on, and the addresses advertised to trainers. For any thread, once it is open; also
   // after it has ended.
@@ -130,9 +134,24 @@ class PoolServerIo final : public EventLoop::Handler {
   // The process that made this trainer's batches has ended, and all its started work is lost.
   void lose_process(uint64_t trainer_id);
   void begin_work();
+  void offer(PoolWork work);
+  // The request to start, and its batch if that is kept; empty if there is none, or if each is being made by another
+  // worker.
+  struct Choice {
+    wire::BatchKey key{};
+    std::shared_ptr<const PoolResult> kept{};
+  };
+  std::optional<Choice> choose();
   void send_ahead();
   // Whether begin_work() would start this work if the current work were done.
   bool is_next(const PoolWork& work) const;
+  // The name of a request's batch; null if nothing is kept, or if the batch is not a function of a name.
+  std::shared_ptr<const session::BatchName> name_of(const PoolWork& work, const net::PublicKey& owner) const;
+  // The result will not be kept, so others may make it.
+  void release(const PoolWork& work);
+  void keep(const PoolWork& work, const std::shared_ptr<const PoolResult>& result);
+  void copy_kept();
+  void serve_store();
   void fetch_blob(const std::optional<wire::BlobId>& id, Instant now);
   void carry_out();
   std::string reason_of(const session::WorkerSession::Command& command) const;
@@ -177,7 +196,16 @@ class PoolServerIo final : public EventLoop::Handler {
   std::shared_ptr<const PoolWork> ahead_;                             // a queued request; shared with its process
   bool is_given_up_ = false;                                          // by that thread
   std::map<wire::BatchKey, std::shared_ptr<const PoolResult>> held_;  // shared with messages in transit
-  std::map<uint64_t, std::string> declined_;                          // reasons, by trainer
+  // A batch that is being copied for the store.
+  struct Copy {
+    BatchStore::Id id = 0;
+    std::shared_ptr<const PoolResult> source;
+    std::unique_ptr<KeptBatch> batch;
+  };
+  std::deque<Copy> copies_;
+  uint64_t kept_answers_ = 0;  // batches that were kept
+  wire::HostLoad noted_load_;
+  std::map<uint64_t, std::string> declined_;  // reasons, by trainer
   std::optional<BlobFetch> fetch_;
   BlobCache blobs_;
   MakerWatch maker_watch_;

@@ -98,7 +98,10 @@ void Registration::report(const session::WorkerSession& session, Duration stuck,
   report.name = description_.name;
   report.job_kinds = description_.job_kinds;
   report.torch = description_.torch;
-  report.host = host_load_.read(now);
+  host_ = host_load_.read(now);
+  report.host = host_;
+  report.kept_bytes = kept_bytes_;
+  report.kept_answers = kept_answers_;
   if (description_.log) report.log = description_.log->text();
   report.secret = description_.run.secret;
   report.decline_reason = decline_reason_;

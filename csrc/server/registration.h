@@ -57,6 +57,15 @@ class Registration {
 
   std::vector<std::string> take_notices() { return std::exchange(notices_, {}); }
   uint32_t incarnation() const { return enrolment_.incarnation(); }
+  // This worker's share of the bytes of batches that the pool keeps; 0 until the controller has sent it.
+  uint64_t keep_bytes() const { return enrolment_.keep_bytes(); }
+  // Included in reports: the bytes of kept batches that this worker has made, and the batches that it did not make.
+  void set_kept(uint64_t bytes, uint64_t answers) {
+    kept_bytes_ = bytes;
+    kept_answers_ = answers;
+  }
+  // The use of this machine, as last reported.
+  const wire::HostLoad& host() const { return host_; }
   Instant due_at() const { return enrolment_.clock.due_at(); }
   // How long a controller that had answered has been silent. A controller that never answered may be started later,
   // except for a worker started by an engine: the controller that ordered it is gone then.
@@ -73,6 +82,9 @@ class Registration {
   Description description_;
   session::WorkerEnrolment enrolment_;
   HostLoadMeter host_load_;
+  wire::HostLoad host_;
+  uint64_t kept_bytes_ = 0;
+  uint64_t kept_answers_ = 0;
   Instant opened_at_;
   bool has_answered_ = false;
   std::string decline_reason_;

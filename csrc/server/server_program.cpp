@@ -273,9 +273,11 @@ class ServerProcess {
     const auto facts = wait_for(*warm.value());
     if (!facts) return is_stop_requested_ ? 0 : refuse(facts.error());
     WarmHub hub(std::move(warm).value());
+    const auto store = std::make_shared<BatchStore>();
     Workers workers;
     for (size_t place = 0; place < options.size(); ++place) {
       set_up(options[place], facts.value(), place);
+      options[place].store = store;
       workers.push_back(std::make_unique<ServedWorker>(hub, orders_, std::move(options[place]), runs[place]));
     }
     for (const auto& worker : workers) {

@@ -148,6 +148,7 @@ class WorkerEnrolment {
     controller_id_ = orders.controller_id;
     view_ = orders.view;
     session.assign(orders.trainer_id, orders.is_to_part);
+    keep_bytes_ = orders.keep_bytes;
   }
 
   void tick(WorkerSession& session, Instant now) const {
@@ -156,6 +157,8 @@ class WorkerEnrolment {
 
   uint64_t worker_id() const { return worker_id_; }
   uint32_t incarnation() const { return incarnation_; }
+  // This worker's share of the bytes that the pool keeps.
+  uint64_t keep_bytes() const { return keep_bytes_; }
 
   ReportClock clock;
 
@@ -165,6 +168,7 @@ class WorkerEnrolment {
   uint64_t controller_id_ = 0;  // the controller whose orders are in force
   uint64_t view_ = 0;
   uint64_t reported_trainer_id_ = 0;
+  uint64_t keep_bytes_ = 0;
 };
 
 // A trainer's side of its enrolment with a controller: decides which roster is newer. A value type.

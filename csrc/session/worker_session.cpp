@@ -110,9 +110,17 @@ void WorkerSession::cancel(wire::BatchKey key) {
 std::optional<WorkerSession::Request> WorkerSession::begin() {
   const auto request = next();
   if (running_ || !request) return std::nullopt;
-  queue_.pop_front();
-  running_ = Running{.trainer_id = tenant_->trainer_id, .key = request->key, .is_wanted = true};
-  send(wire::ToTrainer::Kind::kStarted, request->key);
+  return begin(request->key);
+}
+
+WorkerSession::Request WorkerSession::begin(wire::BatchKey key) {
+  const auto found =
+      std::find_if(queue_.begin(), queue_.end(), [&](const Request& request) { return request.key == key; });
+  PENSTOCK_ASSERT(found != queue_.end() && !running_, "a request was started that is not next");
+  const Request request = *found;
+  queue_.erase(found);
+  running_ = Running{.trainer_id = tenant_->trainer_id, .key = request.key, .is_wanted = true};
+  send(wire::ToTrainer::Kind::kStarted, request.key);
   return request;
 }
 

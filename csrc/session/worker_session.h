@@ -94,6 +94,10 @@ class WorkerSession {
   };
   // The request to work on now; nullopt if there is none or one is in progress.
   std::optional<Request> begin();
+  // As begin(), for a request of the queue that belongs to no lane. Call only if next() returns a request.
+  Request begin(wire::BatchKey key);
+  // The requests that were not started, the next one first.
+  const std::deque<Request>& queue() const { return queue_; }
   // The request that begin() will return once no work is in progress, as far as is known.
   std::optional<Request> next() const;
   // The work in progress is done; the caller has its bytes.

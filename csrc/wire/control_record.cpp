@@ -39,6 +39,8 @@ void fields(Visitor& visit, WorkerReport& m) {
   visit(m.host.cpu_count);
   visit(m.host.memory_bytes);
   visit(m.host.memory_used_bytes);
+  visit(m.kept_bytes);
+  visit(m.kept_answers);
   visit(m.log, kLogBytesMax);
   visit(m.secret);
 }
@@ -52,6 +54,7 @@ void fields(Visitor& visit, WorkerOrders& m) {
   visit(m.is_settled);
   visit(m.trainer_id);
   visit(m.is_to_part);
+  visit(m.keep_bytes);
 }
 template <typename Visitor>
 void fields(Visitor& visit, QueueSignal& m) {
@@ -274,6 +277,7 @@ const char* fault_of(WorkerReport& m) {
   if (m.job_kinds == 0 || (m.job_kinds & ~kJobKinds) != 0) return "a worker runs unknown kinds of jobs";
   if (m.host.cpu_permille > 1000 || m.host.memory_used_bytes > m.host.memory_bytes)
     return "a worker's machine uses more than it has";
+  if (m.kept_bytes > kTotalMax || m.kept_answers > kTotalMax) return "a total is too large to have been counted";
   return nullptr;
 }
 const char* fault_of(TrainerReport& m) {

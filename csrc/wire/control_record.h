@@ -17,7 +17,7 @@
 namespace penstock::wire {
 
 constexpr uint32_t kControlMagic = 0x31434e50;  // "PNC1"
-constexpr uint16_t kControlVersion = 8;
+constexpr uint16_t kControlVersion = 9;
 
 // Caps, checked before any allocation.
 constexpr size_t kControlNameBytesMax = 256;  // of an endpoint or a job name

@@ -14,6 +14,7 @@ namespace penstock::wire {
 namespace {
 
 constexpr uint8_t kJobLaneStart = 1;
+constexpr uint8_t kJobNamed = 2;
 constexpr uint8_t kPlaced = 1;
 constexpr uint8_t kTransient = 2;
 constexpr uint8_t kNewArena = 4;
@@ -118,23 +119,24 @@ std::array<std::byte, sizeof(Head)> bytes_of_head(const Head& head) {
 }
 
 ToJobHead head_of(const ToJob& message) {
-  return ToJobHead{.kind = static_cast<uint8_t>(message.kind),
-                   .flags = message.is_lane_start ? kJobLaneStart : uint8_t{0},
-                   .trainer_id = message.trainer_id,
-                   .tenancy = message.tenancy,
-                   .sequence = message.key.sequence,
-                   .epoch = message.key.epoch,
-                   .lane = message.lane,
-                   .epoch_seed = message.epoch_seed,
-                   .first_place = message.first_place,
-                   .link_bytes_per_s = message.link_bytes_per_s,
-                   .blob_bytes = message.blob_bytes,
-                   .index_bytes = message.indices.size(),
-                   .state_bytes = message.state.size(),
-                   .seeds_bytes = static_cast<uint32_t>(message.seeds.size()),
-                   .blob_count = static_cast<uint32_t>(message.blobs.size()),
-                   .index_kind = static_cast<uint8_t>(message.index_kind),
-                   .error = message.error};
+  return ToJobHead{
+      .kind = static_cast<uint8_t>(message.kind),
+      .flags = static_cast<uint8_t>((message.is_lane_start ? kJobLaneStart : 0) | (message.is_named ? kJobNamed : 0)),
+      .trainer_id = message.trainer_id,
+      .tenancy = message.tenancy,
+      .sequence = message.key.sequence,
+      .epoch = message.key.epoch,
+      .lane = message.lane,
+      .epoch_seed = message.epoch_seed,
+      .first_place = message.first_place,
+      .link_bytes_per_s = message.link_bytes_per_s,
+      .blob_bytes = message.blob_bytes,
+      .index_bytes = message.indices.size(),
+      .state_bytes = message.state.size(),
+      .seeds_bytes = static_cast<uint32_t>(message.seeds.size()),
+      .blob_count = static_cast<uint32_t>(message.blobs.size()),
+      .index_kind = static_cast<uint8_t>(message.index_kind),
+      .error = message.error};
 }
 
 FromJobHead head_of(const FromJob& message) {
@@ -189,7 +191,7 @@ Result<ToJob> parse_to_job(std::span<const std::byte> part) {
   const auto read = read_job_head<ToJobHead>(part, kToJobMagic, static_cast<uint8_t>(ToJob::Kind::kStates), kSubject);
   if (!read) return read.error();
   const ToJobHead& head = read.value();
-  if ((head.flags & ~kJobLaneStart) != 0 || !are_zero(head.reserved) || head.error > kErrcMax ||
+  if ((head.flags & ~(kJobLaneStart | kJobNamed)) != 0 || !are_zero(head.reserved) || head.error > kErrcMax ||
       head.index_kind > static_cast<uint8_t>(IndexKind::kPickle) || head.blob_count > kRequestBlobCountMax)
     return malformed(kSubject, "a field is out of range");
   if (!have_lengths_of_kind(head)) return malformed(kSubject, "its integers are not 8 bytes each");
@@ -201,7 +203,8 @@ Result<ToJob> parse_to_job(std::span<const std::byte> part) {
   if (!state) return malformed(kSubject, "it is shorter than the length in its header");
   return ToJob{.kind = static_cast<ToJob::Kind>(head.kind),
                .error = head.error,
-               .is_lane_start = head.flags == kJobLaneStart,
+               .is_lane_start = (head.flags & kJobLaneStart) != 0,
+               .is_named = (head.flags & kJobNamed) != 0,
                .index_kind = static_cast<IndexKind>(head.index_kind),
                .trainer_id = head.trainer_id,
                .tenancy = head.tenancy,
@@ -240,8 +243,9 @@ Result<FromJob> parse_from_job(std::span<const std::byte> part, uint64_t body_by
   if (head.reserved != 0) return malformed(kSubject, "reserved bytes are not zero");
   if ((kind == FromJob::Kind::kResult) != (head.answer != 0) || head.answer > static_cast<uint8_t>(AnswerKind::kError))
     return malformed(kSubject, "a result requires a kind of answer, and vice versa");
-  if ((head.flags & ~kBatchFlags) != 0 || (head.placed & ~(kPlaced | kTransient | kNewArena)) != 0 ||
-      (!is_placed && head.placed != 0) || (!is_batch && (head.flags != 0 || is_placed)))
+  if ((head.flags & ~(kBatchFlags | kBatchKeepingFlags)) != 0 ||
+      (head.placed & ~(kPlaced | kTransient | kNewArena)) != 0 || (!is_placed && head.placed != 0) ||
+      (!is_batch && (head.flags != 0 || is_placed)))
     return malformed(kSubject, "unknown flags");
   if (is_batch != (head.payload_bytes != 0) || is_batch != (head.record_bytes != 0) ||
       head.record_bytes > head.payload_bytes || head.payload_bytes > kPoolPayloadBytesMax)

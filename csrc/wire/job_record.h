@@ -64,6 +64,7 @@ struct ToJob {
   Kind kind = Kind::kWork;
   uint8_t error = 0;  // an Errc
   bool is_lane_start = false;
+  bool is_named = false;  // of a job's work: the server may keep the batch for requests of the same name
   IndexKind index_kind = IndexKind::kNone;
   uint64_t trainer_id = 0;
   uint64_t tenancy = 0;
@@ -101,7 +102,7 @@ struct FromJob {
   Kind kind = Kind::kResult;
   AnswerKind answer = AnswerKind::kNone;
   BatchKey key{};     // of the work; unused by kReady
-  uint8_t flags = 0;  // kBatchFlags; of a job kPoolAnswerFlags
+  uint8_t flags = 0;  // kBatchFlags; of a job kPoolAnswerFlags and kBatchKeepingFlags
   uint8_t cpu_share = 0;
   uint32_t record_bytes = 0;
   uint64_t payload_bytes = 0;  // of a batch, its record included

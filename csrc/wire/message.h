@@ -75,6 +75,11 @@ constexpr uint8_t kBatchCompiled = 16;    // compiled code produced some of its 
 // make the same batch again without observable effects.
 constexpr uint8_t kBatchDatasetStays = 32;
 constexpr uint8_t kBatchFlags = kBatchRaises | kBatchThreadsDrew | kBatchHasState | kBatchCompiled | kBatchDatasetStays;
+// From a job's process to its server only, for work with a name (session/named_batches.h): the batch is a function of
+// its name, and no random number was drawn for it.
+constexpr uint8_t kBatchMayBeKept = 64;
+constexpr uint8_t kBatchDrawsNothing = 128;
+constexpr uint8_t kBatchKeepingFlags = kBatchMayBeKept | kBatchDrawsNothing;
 
 // The unit of times. Times saturate at 32 bits, or 429 s.
 constexpr std::chrono::nanoseconds kTimeUnit{100};

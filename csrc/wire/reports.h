@@ -77,8 +77,10 @@ struct WorkerReport {
   // makes no other batches meanwhile.
   uint32_t stuck_ms = 0;
   HostLoad host{};
-  std::string log{};   // the last lines of its log
-  RunSecret secret{};  // of this run
+  uint64_t kept_bytes = 0;    // of the batches that it has made and its server keeps (session/named_batches.h)
+  uint64_t kept_answers = 0;  // batches that it did not have to make, since it started
+  std::string log{};          // the last lines of its log
+  RunSecret secret{};         // of this run
 
   bool is_stuck() const { return stuck_ms > 0; }
   bool has_declined(uint64_t id) const { return std::find(declined.begin(), declined.end(), id) != declined.end(); }
@@ -98,6 +100,9 @@ struct WorkerOrders {
   bool is_settled = false;
   uint64_t trainer_id = 0;  // 0: none
   bool is_to_part = false;  // leave the trainer that it serves, if that is another one
+  // This worker's share of the bytes of batches that the pool keeps: its server keeps the shares of all its workers.
+  // Counts if `is_settled`.
+  uint64_t keep_bytes = 0;
 
   friend bool operator==(const WorkerOrders&, const WorkerOrders&) = default;
 };

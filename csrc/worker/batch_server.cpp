@@ -104,6 +104,9 @@ Result<void> BatchServer::send(const PoolWork& work, MadeBatch made, PoolMarks m
   result.state = std::move(marks.state);
   if (!work.is_recall()) result.sample_count = marks.sample_count;
   result.dataset_size = marks.dataset_size;
+  result.may_be_kept = work.is_named && marks.may_be_kept;
+  // A prefix may draw; its seeds follow from the epoch's.
+  result.draws_nothing = result.may_be_kept && marks.draws_nothing && work.prefixes().empty();
   note_cost(work, result);
   result.prefix_time = wire::time_units(made.on_prefix);
   result.samples = times.in_units();

@@ -90,6 +90,8 @@ struct PoolMarks {
   std::vector<std::byte> state{};              // of the dataset after the batch
   uint32_t sample_count = 0;                   // in the batch
   uint64_t dataset_size = wire::kSizeUnknown;  // as PoolAnswer's
+  bool may_be_kept = false;                    // as PoolResult's, of work with a name
+  bool draws_nothing = false;
 };
 
 // The interface for the thread that makes batches in a pool worker, regardless of the source of its work: it allocates

@@ -46,7 +46,8 @@ PoolWork work_of(const ToJob& message) {
           .indices = owned(message.indices),
           .seeds = owned(message.seeds),
           .state = owned(message.state),
-          .blobs = {message.blobs.begin(), message.blobs.end()}};
+          .blobs = {message.blobs.begin(), message.blobs.end()},
+          .is_named = message.is_named};
 }
 
 // Reads the whole of a file that the server created for this channel.
@@ -185,7 +186,8 @@ void JobChannel::finish(PoolResult result) {
 Result<void> JobChannel::send(PoolResult& result) {
   FromJob message{.answer = result.answer,
                   .key = key_,
-                  .flags = result.flags,
+                  .flags = static_cast<uint8_t>(result.flags | (result.may_be_kept ? wire::kBatchMayBeKept : 0) |
+                                                (result.draws_nothing ? wire::kBatchDrawsNothing : 0)),
                   .cpu_share = result.cpu_share,
                   .fetch_time = result.fetch_time,
                   .prefix_time = result.prefix_time,

@@ -134,6 +134,8 @@ class PoolWork:
     @property
     def is_recall(self) -> bool: ...
     @property
+    def is_named(self) -> bool: ...
+    @property
     def lane(self) -> int: ...
     @property
     def is_lane_start(self) -> bool: ...
@@ -176,11 +178,18 @@ class BatchServer:
         dumps: Callable[[object], tuple[bytes, list[torch.Tensor]]] | None,
         sample_count: int,
         dataset_size: int | None,
+        may_be_kept: bool = False,
+        draws_nothing: bool = False,
     ) -> None:
-        """Send a batch. ``dataset_size`` is for C++ trainers: -1 for an iterable dataset."""
+        """Send a batch. ``dataset_size`` is for C++ trainers: -1 for an iterable dataset. A batch
+        that may be kept is a function of the work; ``draws_nothing``: not of its seeds."""
 
     def answer_rows(
-        self, work: PoolWork, sources: Sequence[torch.Tensor], dataset_size: int | None
+        self,
+        work: PoolWork,
+        sources: Sequence[torch.Tensor],
+        dataset_size: int | None,
+        may_be_kept: bool = False,
     ) -> bool: ...
     def answer_kept(self, work: PoolWork) -> bool:
         """Answer a recall if the batch is still available; return whether it was."""

@@ -41,6 +41,7 @@ class Controller:
         policy: Literal["gpu-progress", "max-min"] = "gpu-progress",
         terms: Mapping[str, tuple[float, int | None]] = {},
         user_terms: Mapping[str, tuple[float, int | None]] = {},
+        keep_bytes: int = 0,
     ) -> Controller: ...
     @property
     def endpoint(self) -> str: ...

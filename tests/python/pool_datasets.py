@@ -245,3 +245,46 @@ class Tokens(Dataset[dict[str, Any]]):
             "hashes": torch.randint(-(1 << 62), 1 << 62, (64,)),
             "noise": torch.rand(64),
         }
+
+
+class Recorded(Dataset[Any]):
+    """Samples that are counted in a file, over all processes. ``draws``: from which generator they
+    draw: "", "torch", "numpy", "random", or "seed" if they read a seed without drawing."""
+
+    def __init__(
+        self, path: Path, count: int, draws: str = "", values: int = 256, seconds: float = 0
+    ) -> None:
+        self.path = str(path)
+        self.count = count
+        self.draws = draws
+        self.values = values
+        self.seconds = seconds
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[int, torch.Tensor]:
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(descriptor, b".")
+        os.close(descriptor)
+        time.sleep(self.seconds)
+        drawn = {
+            "": lambda: 0.0,
+            "torch": lambda: torch.rand(()).item(),
+            "numpy": lambda: float(np.random.rand()),
+            "random": random.random,
+            "seed": lambda: torch.initial_seed() % 1000 / 1000,
+        }[self.draws]()
+        return index, torch.arange(self.values) * (index + 1) + drawn
+
+    def read_count(self) -> int:
+        """Return how many samples were fetched so far."""
+        return os.path.getsize(self.path) if os.path.exists(self.path) else 0
+
+
+class RecordedWithGenerator(Recorded):
+    def __getitem__(  # type: ignore[override]
+        self, index: int, generator: torch.Generator | None = None
+    ) -> tuple[int, torch.Tensor]:
+        index, values = super().__getitem__(index)
+        return index, values + torch.rand((), generator=generator)

@@ -229,7 +229,9 @@ class PoolProcesses:
         assert left == [], left
 
 
-def pool_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProcesses]:
+def pool_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *of_controller: str
+) -> Iterator[PoolProcesses]:
     """Yield a pool with a controller and no workers yet. The body of a fixture."""
     pool = PoolProcesses(tmp_path)
     for name in ("XDG_RUNTIME_DIR", "PENSTOCK_POOL", "PENSTOCK_KEYS"):
@@ -238,7 +240,7 @@ def pool_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolPro
         else:
             monkeypatch.delenv(name, raising=False)
     try:
-        pool.start_controller()
+        pool.start_controller(*of_controller)
         yield pool
         pool.end()
     finally:

@@ -21,7 +21,7 @@ _PLAIN_USERNAME, _PLAIN_PASSWORD = 45, 46
 _CURVE_SERVER, _CURVE_PUBLICKEY, _CURVE_SECRETKEY, _CURVE_SERVERKEY = 47, 48, 49, 50
 _SNDMORE = 2
 _PART_BYTES_MAX = 9 << 20
-CONTROL_VERSION, POOL_VERSION = 8, 10
+CONTROL_VERSION, POOL_VERSION = 9, 10
 SECRET = bytes(range(16))  # of a run
 
 
@@ -168,7 +168,8 @@ def worker_report(worker_id: int, endpoint: str, version: int = CONTROL_VERSION)
     head = struct.pack("<QIBQ", worker_id, 1, 0, 0)
     texts = (_text(endpoint), _text("by hand"), bytes(4), _text(""), _text(""))
     stuck_ms, host = bytes(4), struct.pack("<HHQQ", 0, 0, 0, 0)
-    return control(1, head, *texts, _OF_PYTHON, stuck_ms, host, _text(""), SECRET, version=version)
+    rest = (_OF_PYTHON, stuck_ms, host, bytes(16), _text(""), SECRET)
+    return control(1, head, *texts, *rest, version=version)
 
 
 def trainer_report(trainer_id: int) -> bytes:

@@ -144,6 +144,7 @@ def options_of(loader: Any) -> list[Any]:
         (lambda: Pool(ADDRESS, code_paths="src"), TypeError, "code_paths must be a sequence of p"),
         (lambda: Pool(ADDRESS, code_paths=[3]), TypeError, r"got \[3\]; pass a list of folders"),
         (lambda: Pool(ADDRESS, trust_workers=1), TypeError, "trust_workers must be a bool, got 1"),
+        (lambda: Pool(ADDRESS, keep="no"), TypeError, "keep must be a bool, got 'no'"),
         (lambda: Ranks(1), ValueError, "must be passed together, got rank=1 and world_size=None"),
         (lambda: Ranks(world_size=2), ValueError, "got rank=None and world_size=2; pass both"),
         (lambda: Ranks(2, 2), ValueError, "rank must be from 0 to world_size - 1, got rank=2 and"),

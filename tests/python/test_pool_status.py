@@ -43,6 +43,8 @@ def worker(number: int, **others: Any) -> dict[str, Any]:
         "unfit_for": [],
         "unfit_reason": None,
         "host_load": None,
+        "kept_bytes": 0,
+        "kept_answers": 0,
         "log": "",
         "since_report_s": 0.25,
         **others,

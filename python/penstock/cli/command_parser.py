@@ -13,6 +13,7 @@ import re
 import select
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
 from typing import NoReturn
 
 from penstock.errors import PenstockError, code_of
@@ -213,6 +214,20 @@ def seconds(least: float) -> Callable[[str], float]:
         raise argparse.ArgumentTypeError(f"must be a number of seconds >= {least:g}, got {text!r}")
 
     return convert
+
+
+def byte_count(text: str) -> int:
+    """Parse a number of bytes, as an argparse type: ``1048576``, ``200GB`` or ``64GiB``."""
+    found = re.fullmatch(r"(\d{1,18}(?:\.\d{1,3})?) ?(?:([kKMGT])(i?))?B?", text)
+    if found is not None:
+        number, unit, is_binary = found.groups()
+        base = 1024 if is_binary else 1000
+        count = Decimal(number) * base ** (" kMGT".index(unit.replace("K", "k")) if unit else 0)
+        if count == int(count) and count < 2**60:
+            return int(count)
+    raise argparse.ArgumentTypeError(
+        f"must be a number of bytes, such as 200GB, 64GiB or 1048576, got {text!r}"
+    )
 
 
 def amount(text: str) -> float:

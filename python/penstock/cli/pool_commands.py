@@ -16,6 +16,7 @@ from penstock.cli.command_parser import (
     CommandError,
     CommandParser,
     amount,
+    byte_count,
     integer,
     one_of,
     run_subcommand,
@@ -487,12 +488,21 @@ def add_shares(parser: CommandParser) -> None:
         '{"jobs": {"train.py: Images": {"priority": 2, "quota": 16}}, "users": {"ann": {"quota": '
         "32}}} (default: all are equal)",
     )
+    parser.add_argument(
+        "--keep",
+        type=byte_count,
+        default=0,
+        metavar="BYTES",
+        help="memory of the pool's workers, such as 200GB, in which batches are kept for further "
+        "requests of the same batch: of the next validation, and of other jobs with the same seed "
+        "and the same keys (default: 0, none are kept)",
+    )
 
 
 def start_controller(bind: str, args: argparse.Namespace) -> _pool.Controller:
     """Start a controller with the options of add_keys() and add_shares()."""
     terms = read_terms(args.terms) if args.terms else Terms()
-    return _pool.Controller.start(bind, args.keys, args.policy, terms.jobs, terms.users)
+    return _pool.Controller.start(bind, args.keys, args.policy, terms.jobs, terms.users, args.keep)
 
 
 def add_keys(parser: CommandParser) -> None:

@@ -67,6 +67,16 @@ def _worker_metrics(view: PoolView) -> list[Metric]:
             "workers that the jobs can use",
             pool["workers_wanted"],
         ),
+        _gauge(
+            "penstock_kept_bytes",
+            "memory of the batches that are kept for further requests",
+            pool["kept_bytes"],
+        ),
+        _gauge(
+            "penstock_kept_answers",
+            "batches that the current workers did not have to make, as they were kept",
+            pool["kept_answers"],
+        ),
         Metric(
             "penstock_trainers",
             "gauge",

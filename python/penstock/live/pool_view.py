@@ -89,6 +89,8 @@ class WorkerView:
     unfit_for: tuple[str, ...]
     unfit_reason: str | None
     host_load: HostLoad | None
+    kept_bytes: int  # of the batches that it has made and that are kept
+    kept_answers: int  # batches that it did not have to make
     log: tuple[str, ...]
     since_report_s: float
 
@@ -194,6 +196,8 @@ class PoolView:
             "trainers_idle": sum(one.is_idle for one in self.trainers),
             "workers": len(self.workers),
             "workers_by_state": {state: states.count(state) for state in WORKER_STATES},
+            "kept_bytes": sum(one.kept_bytes for one in self.workers),
+            "kept_answers": sum(one.kept_answers for one in self.workers),
             "workers_wanted": sum(one.workers_wanted for one in self.trainers if not one.is_idle),
             "batches_per_s": sum(one.batches_per_s or 0.0 for one in self.trainers),
             "bytes_per_s": sum(one.bytes_per_s or 0.0 for one in self.trainers),
@@ -397,6 +401,8 @@ def _worker_view(worker: dict[str, Any]) -> WorkerView:
         unfit_for=tuple(worker["unfit_for"]),
         unfit_reason=_text_or_none(worker["unfit_reason"]),
         host_load=None if worker["host_load"] is None else HostLoad(**worker["host_load"]),
+        kept_bytes=worker["kept_bytes"],
+        kept_answers=worker["kept_answers"],
         log=tuple(printable_line(line) for line in worker["log"].splitlines() if line),
         since_report_s=worker["since_report_s"],
     )

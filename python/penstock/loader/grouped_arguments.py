@@ -53,6 +53,10 @@ class Pool:
             may contain tensors, numpy arrays, numbers, text, bytes, None, and dicts, lists and
             tuples of these. Unpickling runs code chosen by the sender: a compromised worker could
             do anything that the trainer may do. Default: False.
+        keep (bool): Let a pool that was started with ``penstock controller --keep`` answer a
+            request with the same batch that it has made before. If False, it makes every batch
+            again: for a dataset whose samples change without a change of the dataset's attributes,
+            such as files that a program rewrites. Default: True.
 
     Raises:
         ValueError: If ``address`` is a text that is not the address of a controller.
@@ -70,6 +74,7 @@ class Pool:
     keys: str | os.PathLike[str] | None = field(default=None, kw_only=True)
     code_paths: Sequence[str | os.PathLike[str]] | None = field(default=(), kw_only=True)
     trust_workers: bool = field(default=False, kw_only=True)
+    keep: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.address is not None and not isinstance(self.address, str):
@@ -98,6 +103,11 @@ class Pool:
             raise TypeError(
                 f"trust_workers must be a bool, got {self.trust_workers!r}; pass True to unpickle "
                 f"objects from the pool's workers, which can run arbitrary code, or leave it out"
+            )
+        if type(self.keep) is not bool:
+            raise TypeError(
+                f"keep must be a bool, got {self.keep!r}; pass False for a dataset whose samples "
+                f"change, or leave it out"
             )
 
     def __repr__(self) -> str:

@@ -96,6 +96,7 @@ class PoolSource:
             trust_workers=options.trust_workers,
             name=name,
             settings=JobSettings.here(),
+            may_be_kept=options.pool_record.keep,
         )
         replicas = run.replicas
         self._replicas = replicas

@@ -62,6 +62,7 @@ class Job:
     trust_workers: bool
     name: str  # its name for people
     settings: JobSettings = field(default_factory=JobSettings)  # of the trainer's process
+    may_be_kept: bool = True  # its batches, for requests of the same name
     code_folders: tuple[str, ...] = ()  # at a worker: the folders with its modules
     is_of_cpp: bool = False  # at a worker: its trainer requests a description of the dataset
 
@@ -76,6 +77,7 @@ class _Header:
     name: str
     shard_count: int
     trust_workers: bool
+    may_be_kept: bool
     code: list[dict[str, str]]  # "name", for people, and "id" of the blob, in hex
     made_with: Versions
     modules: dict[str, str]  # modules of no package, with the trainer's folder to import each from
@@ -136,7 +138,14 @@ def unpack_job(blob: bytes, get_blob: Callable[[bytes], bytes], code_root: str) 
             f"{begin}: {_unpickling_failure(error, header, len(blob), worker)}"
         ) from error
     return Job(
-        fetch, init_fn, header.shard_count, header.trust_workers, header.name, settings, folders
+        fetch,
+        init_fn,
+        header.shard_count,
+        header.trust_workers,
+        header.name,
+        settings,
+        header.may_be_kept,
+        folders,
     )
 
 
@@ -239,6 +248,7 @@ def _write_header(
         name=job.name,
         shard_count=job.shard_count,
         trust_workers=job.trust_workers,
+        may_be_kept=job.may_be_kept,
         code=[{"name": os.path.basename(each.root), "id": each.id.hex()} for each in code],
         made_with=Versions.here(imports.packages),
         modules=imports.modules,
@@ -326,6 +336,7 @@ def _checked(header: _Header) -> _Header:
         type(header.name) is str
         and type(header.shard_count) is int
         and type(header.trust_workers) is bool
+        and type(header.may_be_kept) is bool
         and type(header.code) is list
         and all(_is_dict_of_str(each) for each in header.code)
         and _is_dict_of_str(header.modules)

@@ -120,6 +120,7 @@ class _Page:
             yield from self._engine_lines(self._engine)
         yield ""
         yield from self._worker_lines()
+        yield from self._kept_lines()
         yield ""
         yield from self._job_lines()
         for more in (self._demand_lines(), self._notes()):
@@ -164,6 +165,13 @@ class _Page:
             for worker in self._workers
         ]
         yield from _table(("worker", "id", "address", "works for"), rows)
+
+    def _kept_lines(self) -> Iterator[str]:
+        kept_bytes = sum(worker["kept_bytes"] for worker in self._workers)
+        answers = sum(worker["kept_answers"] for worker in self._workers)
+        if kept_bytes or answers:
+            size = f"{kept_bytes / 1e6:,.1f} MB of batches"
+            yield f"{size} are kept; {answers:,} {'was' if answers == 1 else 'were'} not made again"
 
     def _work_of(self, worker: dict[str, Any]) -> str:
         trainer_id = worker["trainer"] or worker["assigned_to"]

@@ -67,6 +67,10 @@ class RunningJob:
         self._rows = None
         if self._init_error is None and job.fetch.auto_collation:
             self._rows = plain_rows(job.fetch.dataset, job.fetch.collate_fn)
+        # Whether a batch is a function of its request. A report of skipped samples is not.
+        self._has_pure_batches = (
+            job.may_be_kept and not self._is_iterable and job.fetch.max_skipped is None
+        )
 
     def _initialise(
         self, init_fn: Callable[[int], None] | None, base_seed: int
@@ -139,7 +143,10 @@ class RunningJob:
         if work.is_recall and self._server.answer_kept(work):
             return
         if self._rows is not None and self._server.answer_rows(
-            work, self._rows, len(self._rows[0]) if self._job.is_of_cpp else None
+            work,
+            self._rows,
+            len(self._rows[0]) if self._job.is_of_cpp else None,
+            self._has_pure_batches and self._job.init_fn is None,
         ):
             return
         shard_id = max(work.lane - 1, 0)
@@ -154,6 +161,7 @@ class RunningJob:
         # batch, alive.
         try:
             epoch = self._epoch_of(work)
+            epoch.fetcher.watches_draws = work.is_named
             if self._is_iterable:
                 epoch.find_lane(work, shard_id)
             place = BatchPlace(work.sequence, shard_id, work.first_place)
@@ -186,6 +194,9 @@ class RunningJob:
                     self._dumps,
                     sample_count,
                     self._dataset_size,
+                    may_be_kept=self._has_pure_batches and not epoch.fetcher.threads_drew,
+                    # worker_init_fn may draw, from the seed of the job's first batch here.
+                    draws_nothing=epoch.fetcher.drew_nothing and self._job.init_fn is None,
                 )
                 return
             except ClosedError:

@@ -224,6 +224,8 @@ class SeededFetcher:
         self._placed: PlacedSamples | None = None
         self._has_threads = pool is not None
         self.threads_drew = False  # from the global generators, and so not reproducibly
+        self.watches_draws = False  # whether drew_nothing is determined
+        self.drew_nothing = False  # the last batch, of a map-style dataset
         if self._is_map:
             dataset = spec.dataset
             seeds_globals = seeds.by_sample and not self._has_threads
@@ -264,12 +266,18 @@ class SeededFetcher:
             self._seeds.seed_generators(place.sequence)
         elif self._has_threads or self._placed is None:
             self._seeds.seed_generators_at(place.first_place, SampleSeed.GLOBALS)
-        if self._has_threads:
+        # With a seed for each sample, the generators change without draws.
+        watches_draws = self.watches_draws and not self._seeds.by_sample and self._placed is None
+        if self._has_threads or watches_draws:
             self._seeded_states = generator_states()
         if self._placed is not None:
             is_batch = self._spec.auto_collation
             indices = self._placed.placed(indices, place.sequence, place.first_place, is_batch)
-        return self._fetcher.fetch(indices)
+        batch = self._fetcher.fetch(indices)
+        self.drew_nothing = watches_draws and not (
+            self.threads_drew or have_moved(self._seeded_states)
+        )
+        return batch
 
     def _collate_by_sample(self, samples: Any) -> Any:
         self._seeds.seed_generators_at(self._place.first_place, SampleSeed.COLLATE)

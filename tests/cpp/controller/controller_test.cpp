@@ -78,6 +78,7 @@ TEST_F(ControllerTest, TellsATrainerOfItsWorkersAndAnOperatorOfAll) {
   EXPECT_TRUE(listed["stuck_s"].is_null());
   EXPECT_EQ(listed["unfit_for"], nlohmann::json::array());
   EXPECT_TRUE(listed["unfit_reason"].is_null());
+  EXPECT_EQ(listed["kept_bytes"], 0);
   ASSERT_EQ(status["trainers"].size(), 1u) << status;
   EXPECT_EQ(status["trainers"][0]["queue"]["ready_batches"], 3);
   EXPECT_EQ(status["trainers"][0]["idle_s"], 0.0);
@@ -214,9 +215,10 @@ TEST_F(ControllerTest, GarbageAndOtherVersionsAreAnsweredWithASentence) {
   ASSERT_TRUE(client->send(filled(100, 7)));
   EXPECT_NE(std::get<wire::Refusal>(next(*client)).reason.find("PNC1"), std::string::npos);
   auto newer = wire::write_control(trainer(1));
-  newer[4] = std::byte{9};
+  constexpr uint16_t kOther = wire::kControlVersion + 1;
+  newer[4] = std::byte{kOther};
   ASSERT_TRUE(client->send(newer));
-  EXPECT_NE(std::get<wire::Refusal>(next(*client)).reason.find("version 9"), std::string::npos);
+  EXPECT_NE(std::get<wire::Refusal>(next(*client)).reason.find("version " + std::to_string(kOther)), std::string::npos);
   EXPECT_TRUE(std::holds_alternative<TrainerRoster>(exchange(*client, trainer(1))));
 }
 

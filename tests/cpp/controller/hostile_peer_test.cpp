@@ -102,6 +102,8 @@ TEST_F(HostilePeerTest, WorkersReportWithOneWrongFieldLeavesOthersServed) {
       [](auto& r) { r.job_kinds = 0xff; },
       [](auto& r) { r.torch = 0xffff; },
       [](auto& r) { r.stuck_ms = kMostOf32; },
+      [](auto& r) { r.kept_bytes = kMost; },
+      [](auto& r) { r.kept_answers = kMost; },
       [](auto& r) { r.host = {.cpu_permille = 1001, .memory_bytes = 1, .memory_used_bytes = 2}; },
       [](auto& r) { r.log = std::string(wire::kLogBytesMax, '\xff'); },
       [](auto& r) { r.secret[0] ^= std::byte{1}; },

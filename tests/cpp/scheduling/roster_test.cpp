@@ -794,6 +794,20 @@ TEST(RosterShares, UsersHavePrioritiesAndQuotasBesideTheirJobs) {
   EXPECT_EQ(unequal.count_of(200), 7u);
 }
 
+TEST(RosterKeep, BytesAreDividedAmongTheWorkers) {
+  Roster roster(5, Instant{}, {.keep_bytes = 900});
+  const auto share_of = [&](uint64_t id) {
+    return roster.worker_reported({.worker_id = id, .incarnation = 1, .endpoint = "tcp://10.0.0.1:1"}, Instant{})
+        .keep_bytes;
+  };
+  EXPECT_EQ(share_of(1), 900);
+  EXPECT_EQ(share_of(2), 450);
+  EXPECT_EQ(share_of(3), 300);
+  EXPECT_EQ(share_of(1), 300) << "in answer to its next report";
+  roster.worker_left(2, Instant{});
+  EXPECT_EQ(share_of(1), 450);
+}
+
 std::vector<uint32_t> nonsense(std::span<const JobClaim> claims, uint32_t worker_count, const AllocationOptions&) {
   return std::vector<uint32_t>(claims.size(), worker_count + 1);
 }

@@ -52,6 +52,23 @@ TEST_F(WorkerEnrolmentTest, ControllerThatHasJustStartedLeavesItAsItIs) {
   EXPECT_FALSE(serves(7));
 }
 
+// It knows some of the workers, so its shares would be too large.
+TEST_F(WorkerEnrolmentTest, KeptBytesOfAControllerThatHasJustStartedDoNotCount) {
+  EXPECT_EQ(enrolment_.keep_bytes(), 0);
+  wire::WorkerOrders orders{.incarnation = 1, .controller_id = 5, .view = 1, .is_settled = true, .keep_bytes = 300};
+  enrolment_.receive(orders, session_, now_);
+  EXPECT_EQ(enrolment_.keep_bytes(), 300);
+  orders.controller_id = 6;
+  orders.is_settled = false;
+  orders.keep_bytes = 900;
+  enrolment_.receive(orders, session_, now_);
+  EXPECT_EQ(enrolment_.keep_bytes(), 300);
+  orders.is_settled = true;
+  orders.keep_bytes = 0;
+  enrolment_.receive(orders, session_, now_);
+  EXPECT_EQ(enrolment_.keep_bytes(), 0);
+}
+
 TEST_F(WorkerEnrolmentTest, OrdersOfAControllerThatIsGoneLapse) {
   orders(7, 1);
   now_ += kOrdersValidity - std::chrono::milliseconds(1);

@@ -82,6 +82,21 @@ TEST_F(WorkerSessionTest, MakesBatchesOneByOneInTheOrderOfTheRequests) {
   EXPECT_EQ(last_.message.stamp, 4u);
 }
 
+// The first batch is being made for another trainer.
+TEST_F(WorkerSessionTest, ALaterRequestMayBeStartedFirst) {
+  hello(1);
+  for (const uint64_t sequence : {4, 5, 6}) request(sequence);
+  ASSERT_EQ(session_.queue().size(), 3u);
+  EXPECT_EQ(session_.begin(batch(5)).key, batch(5));
+  EXPECT_EQ(begin(), std::nullopt);
+  finish();
+  EXPECT_EQ(begin(), 4u);
+  finish();
+  EXPECT_EQ(begin(), 6u);
+  EXPECT_EQ(said(),
+            (std::vector{Out::kWelcome, Out::kStarted, Out::kAnswer, Out::kStarted, Out::kAnswer, Out::kStarted}));
+}
+
 TEST_F(WorkerSessionTest, AnswerIsHeldUntilItIsAcknowledged) {
   hello(1);
   request(0);

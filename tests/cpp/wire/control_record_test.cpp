@@ -24,6 +24,8 @@ std::vector<ControlMessage> one_of_each() {
                        .torch = torch_number(2, 11),
                        .stuck_ms = 4321,
                        .host = {.cpu_permille = 875, .cpu_count = 64, .memory_bytes = 9, .memory_used_bytes = 8},
+                       .kept_bytes = 77,
+                       .kept_answers = 78,
                        .log = "12:00:01 listens at tcp://10.0.0.7:41999\n12:00:02 serves train.py",
                        .secret = {std::byte{1}, std::byte{2}}},
           WorkerOrders{.incarnation = 3,
@@ -33,7 +35,8 @@ std::vector<ControlMessage> one_of_each() {
                        .view = 5,
                        .is_settled = true,
                        .trainer_id = 0x1122334455667788,
-                       .is_to_part = true},
+                       .is_to_part = true,
+                       .keep_bytes = 79},
           TrainerReport{.trainer_id = 5,
                         .job = "train.py",
                         .worker_count_max = 64,
@@ -137,7 +140,7 @@ TEST(ControlRecord, EveryMessageComesBack) {
 }
 
 TEST(ControlRecord, HasTheBytesOfTheSpecification) {
-  const std::vector<uint8_t> expected{0x50, 0x4e, 0x43, 0x31, 8, 0, 9, 0,  // PNC1, version 8, drain answer
+  const std::vector<uint8_t> expected{0x50, 0x4e, 0x43, 0x31, 9, 0, 9, 0,  // PNC1, version 9, drain answer
                                       7,    0,    0,    0,    0, 0, 0, 0,  // worker 7
                                       1};                                  // which is known
   const auto bytes = write_control(DrainAnswer{.worker_id = 7, .is_known = true});

@@ -83,6 +83,7 @@ class ToJobRecord : public testing::Test {
  protected:
   ToJob work() const {
     return {.is_lane_start = true,
+            .is_named = true,
             .index_kind = IndexKind::kIntegers,
             .trainer_id = 0x0102030405060708,
             .tenancy = 9,
@@ -117,6 +118,7 @@ class ToJobRecord : public testing::Test {
     EXPECT_EQ(read.kind, sent.kind);
     EXPECT_EQ(read.error, sent.error);
     EXPECT_EQ(read.is_lane_start, sent.is_lane_start);
+    EXPECT_EQ(read.is_named, sent.is_named);
     EXPECT_EQ(read.index_kind, sent.index_kind);
     EXPECT_EQ(read.trainer_id, sent.trainer_id);
     EXPECT_EQ(read.tenancy, sent.tenancy);
@@ -164,7 +166,7 @@ TEST_F(ToJobRecord, FieldThatIsOutOfRangeIsRefused) {
       {"kind", 6, 1, 0},
       {"kind", 6, 1, 12},
       {"kind", 6, 1, 255},
-      {"flags", 7, 1, 2},
+      {"flags", 7, 1, 4},
       {"flags", 7, 1, 0x81},
       {"bytes of the indices", 72, 8, indices_.size() + seeds_.size() + state_.size() + 1},
       {"bytes of the indices", 72, 8, kHuge},
@@ -264,7 +266,7 @@ class FromJobRecord : public testing::Test {
   FromJob batch() const {
     return {.answer = AnswerKind::kBatch,
             .key = {.epoch = 24, .sequence = 25},
-            .flags = kBatchFlags,
+            .flags = kBatchFlags | kBatchKeepingFlags,
             .cpu_share = 70,
             .record_bytes = 17,
             .payload_bytes = payload_.size(),
@@ -393,10 +395,8 @@ TEST_F(FromJobRecord, FieldOfABatchThatIsOutOfRangeIsRefused) {
       {"bytes of the state", 72, 8, state_.size() + 1},
       {"bytes of the text", 80, 4, 1},
   };
-  for (const int bit : {1, 6, 7}) {
-    ASSERT_EQ(kBatchFlags >> bit & 1, 0);
-    fields.push_back({"flags", 8, 1, uint64_t{1} << bit});
-  }
+  ASSERT_EQ(kBatchFlags | kBatchKeepingFlags, 0xff & ~2);
+  fields.push_back({"flags", 8, 1, 2});
   for (const bool is_transient : {false, true}) expect_refused(whole(placed(is_transient)), fields, parse_from_job_of);
   expect_refused(whole(batch()), fields, parse_from_job_of);
 }
@@ -412,13 +412,18 @@ TEST_F(FromJobRecord, FieldsLieWhereTheProtocolSays) {
   auto sent = placed(/*is_transient=*/true);
   sent.is_new_arena = true;
   sent.state = {};
-  const uint8_t expected[kFromJobHeadBytes] = {
-      0x50, 0x4e, 0x4f, 0x31, 2,  0, 1,  1, kBatchFlags, 70, 7, 0, 17, 0, 0, 0,   // to the bytes of the record
-      0xe8, 3,    0,    0,    0,  0, 0,  0, 15,          0,  0, 0, 16, 0, 0, 0,   // to the prefix time
-      19,   0,    0,    0,    20, 0, 21, 0, 22,          0,  0, 0, 3,  0, 0, 0,   // to the arena
-      23,   0,    0,    0,    0,  0, 0,  0, 4,           0,  0, 0, 5,  0, 0, 0,   // to the generation
-      0,    0,    0,    0,    2,  0, 0,  0, 0,           0,  0, 0, 0,  0, 0, 0,   // to the bytes of the state
-      0,    0,    0,    0,    24, 0, 0,  0, 25,          0,  0, 0, 0,  0, 0, 0};  // to the sequence
+  const uint8_t expected[kFromJobHeadBytes] = {0x50, 0x4e, 0x4f, 0x31, 2,  0, 1,  1, batch().flags,
+                                               70,   7,    0,    17,   0,  0, 0,  // to the bytes of the record
+                                               0xe8, 3,    0,    0,    0,  0, 0,  0, 15,
+                                               0,    0,    0,    16,   0,  0, 0,  // to the prefix time
+                                               19,   0,    0,    0,    20, 0, 21, 0, 22,
+                                               0,    0,    0,    3,    0,  0, 0,  // to the arena
+                                               23,   0,    0,    0,    0,  0, 0,  0, 4,
+                                               0,    0,    0,    5,    0,  0, 0,  // to the generation
+                                               0,    0,    0,    0,    2,  0, 0,  0, 0,
+                                               0,    0,    0,    0,    0,  0, 0,  // to the bytes of the state
+                                               0,    0,    0,    0,    24, 0, 0,  0, 25,
+                                               0,    0,    0,    0,    0,  0, 0};  // to the sequence
   EXPECT_TRUE(std::ranges::equal(write_from_job(sent), std::as_bytes(std::span(expected))));
 }
 
