@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The order in which samples are read: mixtures of sources, batches by cost, and packed rows.
+// The order in which samples are read: mixtures of sources, chunks, batches by cost, and packed rows.
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <optional>
 #include <span>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "sampling/chunk_order.h"
 #include "sampling/cost_packer.h"
 #include "sampling/mixture_schedule.h"
 #include "sampling/packer.h"
@@ -18,6 +20,8 @@ namespace py = pybind11;
 
 namespace penstock::bindings {
 
+using sampling::ChunkOrder;
+using sampling::ChunkOrderOptions;
 using sampling::CostPacker;
 using sampling::MixtureSchedule;
 using sampling::PackedRow;
@@ -100,6 +104,31 @@ void bind_sampling(py::module_& module) {
       .def("next", &MixtureSchedule::next)
       .def_property_readonly("shares", &MixtureSchedule::shares)
       .def_property_readonly("lags", &MixtureSchedule::lags);
+
+  py::class_<ChunkOrder>(module, "ChunkOrder")
+      .def_property_readonly_static("SAMPLES_MAX", [](const py::object&) { return ChunkOrder::kSamplesMax; })
+      .def_property_readonly_static("RUN_MAX", [](const py::object&) { return ChunkOrder::kRunMax; })
+      .def(py::init([](const py::array_t<int64_t, py::array::c_style>& lengths, size_t open_max, size_t reader_count,
+                       int64_t run_length, bool shuffle, uint64_t key) {
+             return ChunkOrder({lengths.data(), static_cast<size_t>(lengths.size())},
+                               ChunkOrderOptions{.open_max = open_max,
+                                                 .reader_count = reader_count,
+                                                 .run_length = run_length,
+                                                 .shuffle = shuffle,
+                                                 .key = key});
+           }),
+           py::arg("lengths"), py::kw_only(), py::arg("open_max"), py::arg("reader_count"), py::arg("run_length"),
+           py::arg("shuffle"), py::arg("key"))
+      .def(
+          "next",
+          [](ChunkOrder& self, int64_t count) {
+            py::array_t<int64_t> indices(std::min(count, self.left_count()));
+            self.next({indices.mutable_data(), static_cast<size_t>(indices.size())});
+            return indices;
+          },
+          py::arg("count"))
+      .def("skip", &ChunkOrder::skip, py::arg("count"))
+      .def_property_readonly("left_count", &ChunkOrder::left_count);
 
   py::class_<CostStep>(module, "CostStep")
       .def(

@@ -373,6 +373,26 @@ class MixtureSchedule:
     @property
     def lags(self) -> list[int]: ...
 
+class ChunkOrder:
+    """The order of the samples of chunks in one epoch: csrc/sampling/chunk_order.h."""
+
+    SAMPLES_MAX: ClassVar[int]
+    RUN_MAX: ClassVar[int]
+    def __init__(
+        self,
+        lengths: np.ndarray[Any, Any],
+        *,
+        open_max: int,
+        reader_count: int,
+        run_length: int,
+        shuffle: bool,
+        key: int,
+    ) -> None: ...
+    def next(self, count: int) -> np.ndarray[Any, Any]: ...
+    def skip(self, count: int) -> None: ...
+    @property
+    def left_count(self) -> int: ...
+
 class CostStep:
     def batch(self, rank: int) -> list[int]: ...
     @property

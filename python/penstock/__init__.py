@@ -51,17 +51,22 @@ if TYPE_CHECKING:
     from penstock.observing.trace_file import merge_traces
     from penstock.observing.waiting_meter import WaitingMeter, progress
     from penstock.ranks.steps import EpochEnd
+    from penstock.sampling.chunk_sampler import ChunkRandomness, ChunkSampler
     from penstock.sampling.cost_batch_sampler import CostBatchSampler
     from penstock.sampling.mixture_sampler import MixtureSampler
     from penstock.sampling.packer import Packer, PackerStats
     from penstock.stream.batch_types import register_batch_type
     from penstock.stream.commits import BatchId
     from penstock.trainer_state import checkpoint_loader
+    from penstock.worker.chunked_dataset import ChunkedDataset
     from penstock.worker.shared_list import SharedList
 
 __all__ = [
     "BatchId",
     "ClosedError",
+    "ChunkRandomness",
+    "ChunkSampler",
+    "ChunkedDataset",
     "CostBatchSampler",
     "DataLoader",
     "EpochEnd",
@@ -114,6 +119,9 @@ __all__ = [
 ]
 _HOMES = {
     "BatchId": "penstock.stream.commits",
+    "ChunkRandomness": "penstock.sampling.chunk_sampler",
+    "ChunkSampler": "penstock.sampling.chunk_sampler",
+    "ChunkedDataset": "penstock.worker.chunked_dataset",
     "CostBatchSampler": "penstock.sampling.cost_batch_sampler",
     "DataLoader": "penstock.loader.dataloader",
     "EpochEnd": "penstock.ranks.steps",

@@ -21,6 +21,7 @@ from penstock.ranks.steps import EpochEnd
 from penstock.worker import shared_list
 
 CONSTRUCTED = (
+    *("ChunkSampler", "ChunkedDataset"),
     *("CostBatchSampler", "DataLoader", "MixtureSampler", "Packer", "Pool", "Ranks", "SharedList"),
     "WaitingMeter",
 )
@@ -29,6 +30,7 @@ RECORDS = (
     EpochEnd,
     LoaderReport,
     LoaderStats,
+    penstock.ChunkRandomness,
     penstock.PackerStats,
     penstock.Plan,
     PlannedCall,

@@ -17,7 +17,16 @@ from torch.utils.data import Dataset, TensorDataset
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import penstock
-from penstock import CostBatchSampler, DataLoader, MixtureSampler, Pool, Ranks, WaitingMeter, errors
+from penstock import (
+    ChunkSampler,
+    CostBatchSampler,
+    DataLoader,
+    MixtureSampler,
+    Pool,
+    Ranks,
+    WaitingMeter,
+    errors,
+)
 
 ROWS = TensorDataset(torch.zeros(8, 2))
 
@@ -78,6 +87,12 @@ def test_repr_of_samplers_and_meters() -> None:
         "seed=3)"
     )
     assert len(repr(MixtureSampler([5] * 1000))) < 60
+    assert repr(ChunkSampler([4, 4])) == "ChunkSampler(<2 chunks>, chunks_in_memory=16)"
+    assert (
+        repr(ChunkSampler([4], 8, readers=2, batch_size=3, shuffle=False, seed=1))
+        == "ChunkSampler(<1 chunks>, chunks_in_memory=8, readers=2, batch_size=3, shuffle=False, "
+        "seed=1)"
+    )
     assert repr(CostBatchSampler([1, 2, 3], 8192)) == "CostBatchSampler(<3 costs>, budget=8192)"
     sampler = CostBatchSampler([1, 2], 2.5, rank=1, world_size=2, batch_size_max=7, seed=9)
     assert (

@@ -59,7 +59,7 @@ from penstock.loader.options import (
     name_of,
     shown_options,
 )
-from penstock.loader.options_check import check_options
+from penstock.loader.options_check import check_options, warn_of_chunks
 from penstock.loader.rank_agreement import (
     check_replicable,
     compare_ranks,
@@ -502,7 +502,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if sharding is not None and not sharding.is_stream:
             # Torch's constructor made the sampler, and torch forbids assigning batch_sampler later.
             vars(self)["batch_sampler"] = sharding.batch_sampler(self.sampler, asked.sharding_words)
-        check_options(LoaderOptions.of(self))
+        options = LoaderOptions.of(self)
+        check_options(options)
+        warn_of_chunks(options)
         warn_of_flat(asked, flat)
         note_new_loader(self)
 

@@ -29,6 +29,7 @@ from torch.utils.data import (
 from penstock.compat.iterators import DatasetKind
 from penstock.loader.grouped_arguments import Pool, Ranks, pool_in_use, set_fields, shown_pool
 from penstock.ranks.sharding import JobRank, RankShards
+from penstock.sampling.chunk_sampler import ChunkSampler
 from penstock.stream.indices import recognise_sampler
 from penstock.stream.shard_state import is_stateful
 from penstock.stream.table_rows import plain_rows
@@ -282,7 +283,13 @@ class LoaderOptions:
             and self.worker_init_fn is None  # it gets the worker's id, and may fail in one
             and not is_stateful(self.dataset)
             and plain_rows(self.dataset, self.collate_fn) is None  # no row is slow
+            and (self.chunk_sampler is None or self.chunk_sampler.readers == 1)
         )
+
+    @property
+    def chunk_sampler(self) -> ChunkSampler | None:
+        """Return the sampler by chunks. With several readers, each worker keeps its chunks."""
+        return self.sampler if isinstance(self.sampler, ChunkSampler) else None
 
     @property
     def may_begin_early(self) -> bool:

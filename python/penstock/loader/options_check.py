@@ -16,6 +16,7 @@ from penstock.errors import UnsupportedError
 from penstock.loader.device import names_device
 from penstock.loader.grouped_arguments import Ranks, check_ranks, is_address
 from penstock.loader.options import ANY_ORDER, DEFAULTS, LoaderOptions
+from penstock.program_line import warn
 from penstock.stream.shard_state import is_stateful
 from penstock.tuning.worker_tuner import AUTO, AutomaticCount
 
@@ -53,6 +54,37 @@ def check_options(options: LoaderOptions) -> None:
         raise TypeError(
             f"overlap_epochs must be a bool, got {options.overlap_epochs!r}; pass True to have the "
             f"first batches of the next epoch made while an epoch ends, else False"
+        )
+
+
+def warn_of_chunks(options: LoaderOptions) -> None:
+    """Warn if several processes would read the same chunks of a :class:`ChunkSampler`."""
+    sampler = options.chunk_sampler
+    if sampler is None:
+        return
+    if options.pool is not None or isinstance(options.num_workers, AutomaticCount):
+        workers = "a pool" if options.pool is not None else "num_workers='auto'"
+        warn(
+            f"ChunkSampler needs workers that make the batches in turn for each chunk to be read "
+            f"once, got {workers}, with which any worker makes any batch and reads most chunks; "
+            f"pass a number of workers and no pool",
+            UserWarning,
+        )
+        return
+    rank_count = options.job_rank.world_size if options.shard_by_rank else 1
+    worker_count = max(1, operator.index(options.num_workers))
+    process_count = rank_count * worker_count
+    # A batch may consist of several runs of the sampler: the job had more ranks before.
+    whole, rest = divmod(options.batch_size or 1, sampler.batch_size or 1)
+    is_by_process = rest == 0 and sampler.readers % (process_count * max(1, whole)) == 0
+    if process_count > 1 and not is_by_process:
+        warn(
+            f"readers of the ChunkSampler must be {process_count} or a multiple, and its "
+            f"batch_size {options.batch_size}, for each chunk to be read by one of the "
+            f"{process_count} processes (world size {rank_count}, {worker_count} workers each), "
+            f"got readers={sampler.readers} and batch_size={sampler.batch_size}; pass "
+            f"readers={process_count}, batch_size={options.batch_size} to it",
+            UserWarning,
         )
 
 
