@@ -87,7 +87,30 @@ void bind_sampling(py::module_& module) {
       .def(
           "first_place", [](const RankShare& self, uint64_t step) { return self.part(step).first; }, py::arg("step"))
       .def("samples", &RankShare::samples, py::arg("step"))
+      .def(
+          "step_samples",
+          [](const RankShare& self, uint64_t step) {
+            const auto part = self.step_part(step);
+            std::vector<uint64_t> places(part.count);
+            for (uint64_t at = 0; at < part.count; ++at) places[at] = self.sample_at(part.first + at);
+            return std::pair(part.first, places);
+          },
+          py::arg("step"))
+      .def(
+          "owned_samples",
+          [](const RankShare& self, uint64_t step, const std::vector<uint64_t>& owners) {
+            return self.owned_samples(step, owners);
+          },
+          py::arg("step"), py::arg("owners"))
       .def("samples_before", &RankShare::samples_before, py::arg("step"));
+
+  module.def(
+      "owners_of",
+      [](std::vector<uint64_t> indices, uint64_t dataset_size, uint64_t rank_count) {
+        for (uint64_t& index : indices) index = sampling::owner_of(index, dataset_size, rank_count);
+        return indices;
+      },
+      py::arg("indices"), py::arg("dataset_size"), py::arg("rank_count"));
 
   py::class_<MixtureSchedule>(module, "MixtureSchedule")
       .def_property_readonly_static("WHOLE", [](const py::object&) { return MixtureSchedule::kWhole; })

@@ -2,6 +2,7 @@
 #include "sampling/rank_share.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "base/result.h"
 
@@ -16,7 +17,14 @@ RankShare::RankShare(uint64_t sample_count, const RankShareOptions& options)
   own_step_count_ = left / options.step_size + (has_last ? 1 : 0);
 }
 
-RankShare::Part RankShare::part(uint64_t step) const {
+uint64_t owner_of(uint64_t index, uint64_t dataset_size, uint64_t rank_count) {
+  PENSTOCK_ASSERT(index < dataset_size, "only samples of the dataset have owners");
+  return static_cast<uint64_t>(static_cast<unsigned __int128>(index) * rank_count / dataset_size);
+}
+
+RankShare::Part RankShare::part(uint64_t step) const { return part_of(options_.rank, step_part(step)); }
+
+RankShare::Part RankShare::step_part(uint64_t step) const {
   PENSTOCK_ASSERT(step >= options_.first_step && step < step_count(), "the step must be within the epoch");
   const uint64_t first = options_.first_sample + (step - options_.first_step) * options_.step_size;
   uint64_t count = std::min(options_.step_size, sample_count_ - first);
@@ -26,9 +34,35 @@ RankShare::Part RankShare::part(uint64_t step) const {
     const bool is_even = options_.remainder == Remainder::kPad || count < ranks;
     if (is_even) count = (count + ranks - 1) / ranks * ranks;
   }
-  const uint64_t begin = count * options_.rank / ranks;
-  const uint64_t end = count * (options_.rank + 1) / ranks;
-  return {.first = first + begin, .count = end - begin};
+  return {.first = first, .count = count};
+}
+
+RankShare::Part RankShare::part_of(uint64_t rank, const Part& step) const {
+  const uint64_t begin = step.count * rank / options_.rank_count;
+  const uint64_t end = step.count * (rank + 1) / options_.rank_count;
+  return {.first = step.first + begin, .count = end - begin};
+}
+
+std::vector<uint64_t> RankShare::owned_samples(uint64_t step, std::span<const uint64_t> owners) const {
+  const Part whole = step_part(step);
+  PENSTOCK_ASSERT(owners.size() == whole.count, "each sample of the step must have an owner");
+  std::vector<uint64_t> room(options_.rank_count);
+  for (uint64_t rank = 0; rank < room.size(); ++rank) room[rank] = part_of(rank, whole).count;
+  std::vector<uint64_t> places;
+  std::vector<uint64_t> rest;  // no owner takes them
+  for (uint64_t at = 0; at < owners.size(); ++at) {
+    if (room.at(owners[at]) == 0) {
+      rest.push_back(whole.first + at);
+      continue;
+    }
+    --room[owners[at]];
+    if (owners[at] == options_.rank) places.push_back(whole.first + at);
+  }
+  const auto before = std::accumulate(room.begin(), room.begin() + static_cast<ptrdiff_t>(options_.rank), uint64_t{0});
+  const auto taken = rest.begin() + static_cast<ptrdiff_t>(before);
+  places.insert(places.end(), taken, taken + static_cast<ptrdiff_t>(room[options_.rank]));
+  std::ranges::sort(places);
+  return places;
 }
 
 std::vector<uint64_t> RankShare::samples(uint64_t step) const {

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Decides which samples of an epoch's order a rank reads in which step. The order does not depend on ranks: a step
-// takes its next step_size samples, and each rank reads one contiguous run of them. So the samples of a step are the
-// same for any number of ranks with the same step_size, and all ranks have the same number of steps.
+// takes its next step_size samples, and each rank reads one contiguous run of them, or as many of them, first of all
+// the ones that it owns and may have cached. So the samples of a step are the same for any number of ranks with the
+// same step_size, and all ranks have the same number of steps.
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace penstock::sampling {
@@ -28,6 +30,9 @@ struct RankShareOptions {
   friend bool operator==(const RankShareOptions&, const RankShareOptions&) = default;
 };
 
+// Returns the rank that owns sample `index` of a dataset: each rank owns one of rank_count blocks of nearly equal size.
+uint64_t owner_of(uint64_t index, uint64_t dataset_size, uint64_t rank_count);
+
 // A value type.
 class RankShare {
  public:
@@ -46,6 +51,13 @@ class RankShare {
   };
   // Returns the samples of this rank in `step`, which is from first_step to step_count() - 1.
   Part part(uint64_t step) const;
+  // Returns the samples of all ranks in `step`.
+  Part step_part(uint64_t step) const;
+
+  // Returns the places of this rank's samples in `step`, ascending, if each rank takes the samples that it owns:
+  // `owners` has the owner for each place of step_part(step). Every rank has as many samples as in part(step): of more
+  // that it owns, the first ones, and of fewer, the first ones that no owner takes, by rank.
+  std::vector<uint64_t> owned_samples(uint64_t step, std::span<const uint64_t> owners) const;
 
   // Returns the places in the order of the samples of part(step).
   std::vector<uint64_t> samples(uint64_t step) const;
@@ -57,6 +69,9 @@ class RankShare {
   uint64_t samples_before(uint64_t step) const;
 
  private:
+  // Returns the part of `rank` in the part of a step.
+  Part part_of(uint64_t rank, const Part& step) const;
+
   uint64_t sample_count_;
   RankShareOptions options_;
   uint64_t own_step_count_;

@@ -6,9 +6,10 @@
 Each rank appends a line of JSON per step to FOLDER/rank-R: the step's number, the indices, the
 inputs and the loss. Rank 0 saves the job's state after each step, or after every "save_every", to
 FOLDER/job.pt, and the job resumes from this file if it exists. "wrap" is "ddp" or "fsdp2".
-"lengths" are the dataset's by rank. "kill" names an attempt, a rank and a step in which that rank
-kills itself; "pause" is a step before which each rank writes FOLDER/paused-R and waits for
-FOLDER/go. "absent" is a rank that never iterates; "wait_s" is how long others wait.
+"lengths" are the dataset's by rank, and "share" is how ranks share a step. "kill" names an
+attempt, a rank and a step in which that rank kills itself; "pause" is a step before which each rank
+writes FOLDER/paused-R and waits for FOLDER/go. "absent" is a rank that never iterates; "wait_s" is
+how long others wait.
 FOLDER/joined-A-R exists once rank R of attempt A has met the others.
 """
 
@@ -75,7 +76,7 @@ def main() -> None:
         Points(length),
         shuffle=True,
         num_workers=given.get("workers", 0),
-        ranks=Ranks(global_batch_size=STEP_SIZE),
+        ranks=Ranks(global_batch_size=STEP_SIZE, share=given.get("share")),
     )
     torch.manual_seed(0)
     layers = torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)

@@ -430,6 +430,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                     "world_size": asked.ranks.world_size,
                     "global_batch_size": asked.ranks.global_batch_size,
                     "remainder": asked.ranks.remainder,
+                    "share": asked.ranks.share,
                     "dataset": dataset,
                     "sampler": sampler,
                     "batch_sampler": batch_sampler,
@@ -946,6 +947,35 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """
         self._check_open("lookahead()")
         return look_ahead(self._run, batch_count, select)
+
+    def owner_of(self, index: int) -> int:
+        """Return the rank that owns a sample of the dataset, for ``Ranks(share="by_cache")``.
+
+        Each rank owns one of ``world_size`` consecutive blocks of nearly equal size. In each step,
+        it gets first of all samples that it owns, so it need not keep others.
+
+        Args:
+            index (int): Index of the sample, from 0.
+
+        Returns:
+            int: Rank from 0 to ``world_size - 1``.
+
+        Raises:
+            ValueError: If the loader has no ranks that share one order, or ``index`` is not from 0
+                to ``len(dataset) - 1``.
+        """
+        options = LoaderOptions.of(self)
+        if not options.is_same_on_all_ranks:
+            raise ValueError(
+                "owner_of() requires ranks that share the samples of a map-style dataset, got a "
+                "loader without; pass ranks=Ranks(share='by_cache')"
+            )
+        count = len(options.dataset)
+        if not 0 <= index < count:
+            raise ValueError(
+                f"index must be from 0 to {count - 1}, got {index}; pass the index of a sample"
+            )
+        return _C.owners_of([index], count, options.job_rank.world_size)[0]
 
     def start_prefetch(self) -> None:
         """Start making the batches of the next ``iter()``; return without waiting for them.

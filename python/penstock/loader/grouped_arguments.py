@@ -154,6 +154,11 @@ class Ranks:
             such groups; without them, each group reads the whole dataset in a separate order.
             Requires a map-style dataset. Models are not cut (:func:`penstock.offload`) with such a
             loader. Default: None.
+        share (str | None): With ``"by_cache"``, a rank gets as many samples of a step as otherwise,
+            first of all the ones that it owns (:meth:`penstock.DataLoader.owner_of`), for ranks
+            that keep the samples that they own in memory or on a local disk. The samples of a step
+            and their random numbers by sample stay the same. Requires a map-style dataset.
+            Default: None, a contiguous run of the step.
 
     Raises:
         ValueError: If ``rank`` and ``world_size`` make no rank, or another argument has an invalid
@@ -175,6 +180,7 @@ class Ranks:
     replica_group: Sequence[int] | ProcessGroup | DeviceMesh | None = field(
         default=None, kw_only=True
     )
+    share: Literal["by_cache"] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         group = named_ranks(self.replica_group)
@@ -211,6 +217,11 @@ def check_ranks(ranks: Ranks) -> None:
         raise ValueError(
             f"remainder must be one of {', '.join(map(repr, REMAINDERS))}, got "
             f"{ranks.remainder!r}; pass one of them, or leave it out"
+        )
+    if ranks.share not in (None, "by_cache"):
+        raise ValueError(
+            f"share must be 'by_cache' or None, got {ranks.share!r}; pass 'by_cache' if the ranks "
+            f"keep the samples that they own, or leave it out"
         )
     _check_group(ranks)
 

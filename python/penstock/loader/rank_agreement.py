@@ -91,6 +91,7 @@ def facts_of(options: LoaderOptions, place: dict[str, Any]) -> dict[str, Any]:
         "samples in an epoch": len(sampler.sampler),
         "samples of a step": sampler.step_size,
         "remainder": sampler.remainder,
+        "share": "run" if sampler.owned_count is None else "by_cache",
         "generator state (SHA-256)": _digest(options.generator),
         "announced pool": str(options.pool) if isinstance(options.pool, AnnouncedPool) else None,
         **place,

@@ -165,6 +165,7 @@ class _Numbers(NamedTuple):
                 "world_size": job.world_size,
                 "global_batch_size": ranks.global_batch_size,
                 "remainder": ranks.remainder,
+                "share": ranks.share,
                 "dataset": options.dataset,
                 "sampler": options.sampler,
                 "batch_sampler": None,  # the loader has made it

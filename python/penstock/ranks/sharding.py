@@ -34,6 +34,7 @@ class RankSharding(NamedTuple):
     step_size: int  # samples of a step, over all ranks
     batch_size: int  # of this rank, to torch's constructor
     remainder: Remainder
+    owned_count: int | None = None  # samples of the dataset, if ranks take the ones that they own
     is_stream: bool = False  # the ranks share out shards, and not the samples of an order
 
     @staticmethod
@@ -75,7 +76,8 @@ class RankSharding(NamedTuple):
                 f"batches cannot have the same size; choose a multiple of {job.world_size}, or "
                 f"pass remainder='uneven' to allow one more sample on some ranks"
             )
-        return RankSharding(job, step_size, batch_size, cast(Remainder, remainder))
+        owned_count = len(dataset) if arguments["share"] == "by_cache" else None
+        return RankSharding(job, step_size, batch_size, cast(Remainder, remainder), owned_count)
 
     def batch_sampler(self, sampler: Any, sharding_words: str) -> RankBatchSampler:
         """Return this rank's part of the order of ``sampler``. Raises ValueError if it has no
@@ -88,7 +90,7 @@ class RankSharding(NamedTuple):
                 f"number of steps of an epoch, but {type(sampler).__name__} has none; implement "
                 f"its __len__()"
             ) from None
-        return RankBatchSampler(sampler, self.job, self.step_size, self.remainder)
+        return RankBatchSampler(sampler, self.job, self.step_size, self.remainder, self.owned_count)
 
 
 def _of_stream(arguments: dict[str, Any]) -> RankSharding:
@@ -99,6 +101,11 @@ def _of_stream(arguments: dict[str, Any]) -> RankSharding:
             f"{type(arguments['dataset']).__name__}, got {arguments['global_batch_size']!r}: each "
             f"of its batches is from one shard and the same for any number of ranks; give the "
             f"batch_size of one rank"
+        )
+    if arguments["share"] is not None:
+        raise ValueError(
+            f"share must be None for the IterableDataset {type(arguments['dataset']).__name__}, "
+            f"got {arguments['share']!r}: each rank reads the shards that it keeps; leave share out"
         )
     remainder = "drop" if arguments["remainder"] is None else arguments["remainder"]
     if remainder not in ("drop", "uneven"):
@@ -136,6 +143,25 @@ def _sizes(arguments: dict[str, Any], world_size: int) -> tuple[int, int]:
     return global_batch_size, max(1, global_batch_size // world_size)
 
 
+class PlacedSample(int):
+    """Index of a sample, with its place in the order, for batches that are no run of the order."""
+
+    place: int
+
+    def __new__(cls, index: int, place: int) -> PlacedSample:
+        placed = super().__new__(cls, index)
+        placed.place = place
+        return placed
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PlacedSample, (int(self), self.place)
+
+
+def has_places(indices: Any) -> bool:
+    """Return whether these are the indices of a batch with a place for each."""
+    return type(indices) is list and bool(indices) and type(indices[0]) is PlacedSample
+
+
 class RankBatchSampler(Sampler[list[int]]):
     """Batches of indices for one rank of several, which all read ``sampler``'s one order.
 
@@ -147,15 +173,24 @@ class RankBatchSampler(Sampler[list[int]]):
     remainder: handling of the samples that do not fill the last step. "pad": they are distributed
         evenly, some of them twice. "drop": they are skipped. "uneven": some ranks have one more
         than others; if there are fewer samples than ranks, as "pad".
+    owned_count: the number of samples of the dataset, of which each rank owns a block. Of a step,
+    a rank gets the samples that it owns rather than a run, as far as the batches stay of the same
+    size. They are `PlacedSample`s, since random numbers follow from places. None: runs.
     """
 
     def __init__(
-        self, sampler: Any, job: JobRank, step_size: int, remainder: Remainder = "pad"
+        self,
+        sampler: Any,
+        job: JobRank,
+        step_size: int,
+        remainder: Remainder = "pad",
+        owned_count: int | None = None,
     ) -> None:
         self.sampler = sampler
         self.rank, self.world_size = job
         self.step_size = step_size
         self.remainder = remainder
+        self.owned_count = owned_count
         self.first_place = 0  # of the last batch, in the order of the epoch
         self._first_step = self._first_sample = 0  # start of the next iteration
         self._first_of_sampler = 0  # the sample that the sampler starts at by itself
@@ -173,11 +208,31 @@ class RankBatchSampler(Sampler[list[int]]):
         taken = first_sample
         for step in range(first_step, share.step_count):
             samples = list(itertools.islice(order, step_size))
-            self.first_place = share.first_place(step)
-            yield [samples[place - taken] for place in share.samples(step)]
+            if self.owned_count is None:
+                self.first_place = share.first_place(step)
+                yield [samples[place - taken] for place in share.samples(step)]
+            else:
+                yield self._owned(share, step, samples, taken)
             taken += len(samples)
         for _ in order:  # torch's samplers draw once more as they end
             pass
+
+    def _owned(self, share: _C.RankShare, step: int, samples: list[Any], taken: int) -> list[int]:
+        """Return the rank's part of the step whose samples begin at the place ``taken``."""
+        first, places = share.step_samples(step)
+        indices = [samples[place - taken] for place in places]
+        count = cast(int, self.owned_count)
+        for index in indices:
+            if not (isinstance(index, int) and 0 <= index < count):
+                raise ValueError(
+                    f"share='by_cache' requires a sampler of indices from 0 to {count - 1}, the "
+                    f"samples of the dataset, got {index!r}; pass such a sampler, or leave share "
+                    f"out"
+                )
+        owners = _C.owners_of(indices, count, self.world_size)
+        chosen = share.owned_samples(step, owners)
+        self.first_place = chosen[0]
+        return [PlacedSample(indices[place - first], place) for place in chosen]
 
     def __len__(self) -> int:
         """Return the number of steps of a whole epoch."""

@@ -30,6 +30,7 @@ from torch.utils.data import Subset
 
 from penstock.compat.devices import module_in_use
 from penstock.program_line import warn
+from penstock.ranks.sharding import has_places
 
 
 class SampleSeed(enum.IntEnum):
@@ -235,6 +236,8 @@ class PlacedSamples:
         first = first_place if self._seeds.by_sample else 0
         if not is_batch:
             return PlacedIndex(first, indices)
+        if has_places(indices):
+            return [PlacedIndex(index.place, int(index)) for index in indices]
         return [PlacedIndex(place, index) for place, index in enumerate(indices, first)]
 
     def __getitem__(self, placed: PlacedIndex) -> Any:

@@ -49,6 +49,8 @@ def recognise_sampler(index_sampler: Any) -> IndexRecipe | None:
     if type(index_sampler) not in (BatchSampler, RankBatchSampler):
         return None
     sampler = index_sampler.sampler
+    if getattr(index_sampler, "owned_count", None) is not None:  # not a run of the order
+        return None
     if not (_has_own_iter(type(index_sampler)) and _has_own_iter(type(sampler))):
         return None
     if type(sampler) is SequentialSampler:

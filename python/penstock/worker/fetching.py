@@ -19,7 +19,7 @@ from penstock.compat.iterators import (
     worker_info,
 )
 from penstock.errors import UnsupportedError
-from penstock.ranks.sharding import RankShards
+from penstock.ranks.sharding import RankShards, has_places
 from penstock.stream.batch_seeds import (
     EpochSeeds,
     GeneratorsKept,
@@ -273,6 +273,8 @@ class SeededFetcher:
         if self._placed is not None:
             is_batch = self._spec.auto_collation
             indices = self._placed.placed(indices, place.sequence, place.first_place, is_batch)
+        elif has_places(indices):
+            indices = [int(index) for index in indices]
         batch = self._fetcher.fetch(indices)
         self.drew_nothing = watches_draws and not (
             self.threads_drew or have_moved(self._seeded_states)

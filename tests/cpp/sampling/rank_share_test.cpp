@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -99,6 +100,95 @@ TEST(RankShare, EverySampleIsGivenOnceAcrossChangesOfTheNumberOfRanks) {
     ASSERT_TRUE(dropped == 0 || remainder == Remainder::kDrop);
     for (uint64_t place = 0; place < sample_count; ++place) ASSERT_EQ(times[place], place < first_sample ? 1 : 0);
   }
+}
+
+// The owners of the samples of a step, by their places in an order.
+std::vector<uint64_t> owners_in(const RankShare& share, uint64_t step, const std::vector<uint64_t>& order,
+                                uint64_t ranks) {
+  const Part whole = share.step_part(step);
+  std::vector<uint64_t> owners(whole.count);
+  for (uint64_t at = 0; at < whole.count; ++at)
+    owners[at] = owner_of(order[share.sample_at(whole.first + at)], order.size(), ranks);
+  return owners;
+}
+
+std::vector<uint64_t> shuffled(uint64_t count, uint64_t seed) {
+  std::vector<uint64_t> order(count);
+  std::iota(order.begin(), order.end(), uint64_t{0});
+  std::shuffle(order.begin(), order.end(), std::mt19937_64(seed));
+  return order;
+}
+
+TEST(RankShare, OwnersHaveEqualBlocksOfTheDataset) {
+  for (const uint64_t ranks : {1U, 3U, 8U}) {
+    std::vector<uint64_t> counts(ranks);
+    uint64_t last = 0;
+    for (uint64_t index = 0; index < 100; ++index) {
+      const uint64_t owner = owner_of(index, 100, ranks);
+      EXPECT_GE(owner, last);
+      ++counts[last = owner];
+    }
+    const auto [least, most] = std::ranges::minmax(counts);
+    EXPECT_LE(most - least, 1U);
+  }
+  EXPECT_EQ(owner_of((uint64_t{1} << 62) - 1, uint64_t{1} << 62, 1000), 999U);
+}
+
+TEST(RankShare, RanksThatTakeWhatTheyOwnHaveTheSamplesOfTheStepOnce) {
+  std::mt19937 random(1);
+  for (int round = 0; round < 300; ++round) {
+    const uint64_t ranks = 1 + random() % 9;
+    const uint64_t count = 1 + random() % 200;
+    const auto order = shuffled(count, random());
+    RankShareOptions options{.rank_count = ranks,
+                             .step_size = ranks + random() % 40,
+                             .remainder = static_cast<Remainder>(random() % 3),
+                             .first_step = random() % 3,
+                             .first_sample = random() % (count + 1)};
+    const RankShare any(count, options);
+    for (uint64_t step = options.first_step; step < any.step_count(); ++step) {
+      const auto owners = owners_in(any, step, order, ranks);
+      std::vector<uint64_t> given;
+      std::vector<uint64_t> of_runs;
+      for (options.rank = 0; options.rank < ranks; ++options.rank) {
+        const RankShare share(count, options);
+        const auto places = share.owned_samples(step, owners);
+        EXPECT_EQ(places, share.owned_samples(step, owners));
+        EXPECT_EQ(places.size(), share.part(step).count) << "of the same size as a run";
+        EXPECT_TRUE(std::ranges::is_sorted(places));
+        given.insert(given.end(), places.begin(), places.end());
+        for (uint64_t at = 0; at < share.part(step).count; ++at) of_runs.push_back(share.part(step).first + at);
+      }
+      std::ranges::sort(given);
+      EXPECT_EQ(given, of_runs);
+    }
+  }
+}
+
+// The share of the samples that a rank owns, over an epoch.
+double hits(uint64_t ranks, uint64_t step_size) {
+  const uint64_t count = step_size * 64;
+  const auto order = shuffled(count, 7);
+  const RankShare any(count, {.rank_count = ranks, .step_size = step_size});
+  uint64_t hit_count = 0;
+  for (uint64_t step = 0; step < any.step_count(); ++step) {
+    const auto owners = owners_in(any, step, order, ranks);
+    for (uint64_t rank = 0; rank < ranks; ++rank) {
+      const RankShare share(count, {.rank = rank, .rank_count = ranks, .step_size = step_size});
+      for (const uint64_t place : share.owned_samples(step, owners))
+        hit_count += owners[place - share.step_part(step).first] == rank ? 1U : 0U;
+    }
+  }
+  return static_cast<double>(hit_count) / static_cast<double>(count);
+}
+
+TEST(RankShare, MostSamplesAreReadByTheirOwners) {
+  EXPECT_NEAR(hits(8, 256), 0.935, 0.005);
+  EXPECT_NEAR(hits(8, 1024), 0.967, 0.005);
+  EXPECT_NEAR(hits(8, 4096), 0.983, 0.005);
+  EXPECT_NEAR(hits(32, 256), 0.862, 0.005);
+  EXPECT_NEAR(hits(32, 1024), 0.931, 0.005);
+  EXPECT_NEAR(hits(32, 4096), 0.965, 0.005);
 }
 
 }  // namespace
