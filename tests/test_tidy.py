@@ -30,6 +30,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "sampling": ("base",),
     "image": ("base",),
     "graph": ("base",),
+    "visits": ("graph",),
     "capture": ("graph",),
     "runtime": ("capture",),
     "include": (),
@@ -51,6 +52,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
         "simulator",
         "sampling",
         "image",
+        "visits",
     ),
 }
 

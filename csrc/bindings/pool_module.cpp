@@ -11,15 +11,17 @@ namespace penstock::bindings {
 void bind_controller(pybind11::module_& module);
 void bind_exit_pipe(pybind11::module_& module);
 void bind_job_separation(pybind11::module_& module);
+void bind_visits(pybind11::module_& module);
 
 }  // namespace penstock::bindings
 
 PYBIND11_MODULE(_pool, module) {
   module.doc() =
       "The native part of penstock that does not need torch: keys, controller, operator requests, worker exits, job "
-      "isolation.";
+      "isolation, records of visits.";
   module.def("zmq_version", &penstock::net::zmq_version);
   penstock::bindings::bind_controller(module);
   penstock::bindings::bind_exit_pipe(module);
   penstock::bindings::bind_job_separation(module);
+  penstock::bindings::bind_visits(module);
 }

@@ -24,6 +24,8 @@ std::array<uint8_t, 32> Sha256::finish() {
   return digest;
 }
 
+void Sha256::restart() { PENSTOCK_ASSERT(EVP_DigestInit_ex(context_.get(), nullptr, nullptr) == 1); }
+
 std::string short_digest(Sha256& hash) {
   const auto digest = hash.finish();
   std::string text;

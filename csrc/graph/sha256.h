@@ -23,8 +23,11 @@ class Sha256 {
   void update(std::span<const std::byte> bytes);
   void update(std::string_view text) { update(std::as_bytes(std::span(text.data(), text.size()))); }
 
-  // Ends the message. The object must not be used afterwards.
+  // Ends the message. The object must not be used afterwards, unless by restart().
   std::array<uint8_t, 32> finish();
+
+  // Begins another message.
+  void restart();
 
  private:
   struct Free {

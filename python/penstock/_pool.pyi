@@ -3,7 +3,7 @@
 the module."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 # transport
 
@@ -177,3 +177,59 @@ def report_scale(
 ) -> ScaleOrders: ...
 def end_pool(endpoint: str, key_folder: str | None, timeout_s: float) -> bool: ...
 def draw_identity() -> int: ...
+
+# records of visits
+
+VISIT_HASHED_KEYS: int
+VISIT_MAY_REPEAT: int
+VISIT_HAS_NO_PLACE: int
+VISIT_SAME_PROCESS: int
+VISIT_IN_ORDER: int
+
+def visit_file_name(rank: int, world_size: int) -> str: ...
+
+class VisitSession:
+    def __init__(
+        self,
+        *,
+        time_ns: int,
+        loader: str,
+        dataset: str,
+        sampler: str,
+        job: str,
+        dataset_size: int,
+        samples_per_epoch: int,
+        flags: int,
+    ) -> None: ...
+
+class VisitRecorder:
+    def __init__(self, path: str, rank: int, world_size: int, session: VisitSession) -> None: ...
+    def set_order(self, order: object) -> None:
+        """Keep a contiguous buffer of 64-bit integers, of which `append_order` records parts."""
+
+    def append_order(self, epoch: int, step: int, first: int, count: int) -> None: ...
+    def append(self, epoch: int, step: int, indices: list[Any], flags: int = 0) -> bool:
+        """Record a batch, unless an item of the list is not an int of 64 bits. Return whether it
+        was recorded."""
+
+    def append_run(self, epoch: int, step: int, first: int, count: int) -> None: ...
+    def append_unknown(self, epoch: int, step: int, count: int) -> None: ...
+    def end_epoch(self, epoch: int, steps: int) -> None: ...
+    def append_session(self, session: VisitSession) -> None: ...
+    def close(self) -> None: ...
+    @property
+    def repair(self) -> str: ...
+    @property
+    def last_epoch(self) -> int: ...
+    @property
+    def has_last_ended(self) -> bool: ...
+    @property
+    def bytes(self) -> int: ...
+
+class VisitFolder:
+    @staticmethod
+    def open(folder: str) -> VisitFolder: ...
+    def roots(self) -> list[dict[str, Any]]: ...
+    def audit(self) -> dict[str, Any]: ...
+    @staticmethod
+    def compare(a: VisitFolder, b: VisitFolder) -> dict[str, Any]: ...
