@@ -22,8 +22,8 @@ Outcome = tuple[int, str, str]
 Call = Callable[..., Outcome]
 
 COMMANDS = (
-    "run", "explain", "trace", "merge-traces", "doctor", "keys", "controller", "worker", "up",
-    "down", "status", "top", "costs", "drain", "simulate", "env", "guide",
+    "run", "explain", "trace", "merge-traces", "doctor", "visits", "keys", "controller", "worker",
+    "up", "down", "status", "top", "costs", "drain", "simulate", "env", "guide",
 )  # fmt: skip
 POOL = ["--controller", "tcp://127.0.0.1:9"]
 

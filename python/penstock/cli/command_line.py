@@ -47,6 +47,9 @@ PROGRAM_COMMANDS = {
         "program_commands",
         "find a program's bottleneck, and measure changes that could speed it up",
     ),
+    "visits": Command(
+        "visits_command", "show whether a run gave each sample once, and where two runs part"
+    ),
 }
 POOL_COMMANDS = {
     "keys": Command("pool_commands", "create the keys of a pool that spans machines"),

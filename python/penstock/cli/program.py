@@ -31,9 +31,16 @@ class ProgramError(Exception):
     """The program does not exist; the message is one line with the reason."""
 
 
-def run_file(path: str, arguments: list[str], prepare: Callable[[], None] = lambda: None) -> None:
+def run_file(
+    path: str,
+    arguments: list[str],
+    prepare: Callable[[], None] = lambda: None,
+    *,
+    keeps_loader: bool = False,
+) -> None:
     """Run a file as ``python path arguments`` does. Raises the program's exceptions. ``prepare`` is
-    called before the program starts, if the file exists."""
+    called before the program starts, if the file exists. With ``keeps_loader`` torch's loader is
+    not replaced."""
     absolute = os.path.join(os.getcwd(), path)
     try:
         with io.open_code(absolute) as file:
@@ -42,7 +49,8 @@ def run_file(path: str, arguments: list[str], prepare: Callable[[], None] = lamb
         reason = f"[Errno {error.errno}] {error.strerror}"
         raise ProgramError(f"can't open file {absolute!r}: {reason}") from None
     prepare()
-    _install_loader()
+    if not keeps_loader:
+        _install_loader()
     _set_first_import_folder(os.path.dirname(os.path.realpath(path)))
     sys.argv = [path, *arguments]
     main = ModuleType("__main__")
@@ -53,11 +61,19 @@ def run_file(path: str, arguments: list[str], prepare: Callable[[], None] = lamb
         _run(compile(source, absolute, "exec", dont_inherit=True), main)
 
 
-def run_module(name: str, arguments: list[str], prepare: Callable[[], None] = lambda: None) -> None:
+def run_module(
+    name: str,
+    arguments: list[str],
+    prepare: Callable[[], None] = lambda: None,
+    *,
+    keeps_loader: bool = False,
+) -> None:
     """Run a module as ``python -m name arguments`` does. Raises the program's exceptions.
-    ``prepare`` is called first: a package may already run while its module is located."""
+    ``prepare`` is called first: a package may already run while its module is located. With
+    ``keeps_loader`` torch's loader is not replaced."""
     prepare()
-    _install_loader()
+    if not keeps_loader:
+        _install_loader()
     _set_first_import_folder(os.getcwd())
     # The arguments as seen by a package that is imported on the way.
     sys.argv = ["-m", *arguments]

@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
@@ -68,10 +68,15 @@ listen on loopback, with the keys that this user's processes share (or the keys 
 PENSTOCK_POOL is set to the controller's address, for the program and all processes that it starts:
 the ranks of a job share one pool if `penstock run` starts torchrun, as below.
 
+--record-visits FOLDER records the samples of each step: `penstock visits FOLDER` shows whether each
+epoch gave each sample once. With --keep-loader, the program keeps torch's loader, so that its own
+stream is examined. Processes that the program itself starts are not recorded.
+
 The exit code is the program's.
 
 examples:
   penstock run train.py --epochs 3
+  penstock run --record-visits run/visits --keep-loader train.py
   penstock run --pool-local 4 train.py --epochs 3
   penstock run --pool-local 4 -m torch.distributed.run --nproc-per-node 2 -m penstock run train.py
   penstock run -m package.train
@@ -92,14 +97,36 @@ examples:
         help="start a pool of N worker processes on this machine for the program (default: no "
         "pool)",
     )
+    parser.add_argument(
+        "--record-visits",
+        metavar="FOLDER",
+        help="record in this folder which samples each step is given, for `penstock visits`; each "
+        "loader has a folder loader-0, loader-1 and so on (default: no record)",
+    )
+    parser.add_argument(
+        "--keep-loader",
+        action="store_true",
+        help="keep torch's DataLoader, for --record-visits (default: replace it)",
+    )
     options, program = parser.parse_before_program(arguments)
     start = start_of(program, parser.command)
     if options.code:
         _name_code_paths(options.code, parser.command)
+    if options.keep_loader:
+        if options.record_visits is None:
+            raise CommandError(
+                "--keep-loader requires --record-visits FOLDER; to run the program as it is, use "
+                "python",
+                parser.command,
+            )
+        start = functools.partial(start, keeps_loader=True)
     prepare = _nothing
     if options.pool_local is not None:
         _check_pool_local(options.pool_local, parser.command)
         prepare = functools.partial(_start_pool, options.pool_local)
+    if options.record_visits is not None:
+        folder = _folder_for_visits(options.record_visits, parser.command)
+        prepare = functools.partial(_record_visits, folder, options.keep_loader, prepare)
     try:
         with named_if_missing(program):
             start(prepare)
@@ -244,6 +271,24 @@ def _start_pool(worker_count: int) -> None:
 
 
 def _nothing() -> None: ...
+
+
+def _folder_for_visits(folder: str, command: str) -> Path:
+    """Make a folder, and return its absolute path. Errors are reported before the program runs."""
+    path = Path(folder).absolute()  # the program may change folders
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommandError(f"--record-visits {folder}: {error}", command) from error
+    return path
+
+
+def _record_visits(folder: Path, keeps_loader: bool, prepare: Callable[[], None]) -> None:
+    prepare()
+    # Imported here, as it imports torch: a command that was called wrongly ends without it.
+    from penstock.loader.torch_visits import record_all
+
+    record_all(folder, keeps_torch=keeps_loader)
 
 
 def _writable(option: str, path: str, command: str) -> Path:

@@ -66,7 +66,6 @@ from penstock.loader.rank_agreement import (
     facts_of,
     facts_of_replica,
     facts_of_shards,
-    is_group_leader,
 )
 from penstock.loader.rank_states import part_of_rank
 from penstock.loader.repeated_batches import RepeatsFirst
@@ -85,6 +84,7 @@ from penstock.loader.variable_pool import (
     named_pool,
     use_variable,
 )
+from penstock.loader.visit_log import VisitLog
 from penstock.loader.watched_steps import note_new_loader, watch_torch_iterator
 from penstock.pool.worker_spec import arena_bytes
 from penstock.program_line import warn
@@ -592,6 +592,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             for iterator in {*self._run.returned_iterators, *self._run.live_iterators}:
                 ending.callback(_end_iterator, iterator)
             ending.callback(self._drop_started)
+            if self._run.visits is not None:
+                ending.callback(self._run.visits.close)
         self._iterator = self._run.newest_iterator = None
         self._run.replicas = None
 
@@ -640,7 +642,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         live = getattr(self, "_iterator", None)  # frameworks delete it
         if isinstance(live, LocalPoolIter) and live.own_options != options.kept:
             self._end_persistent()  # they keep the dataset they were started with
-        if options.shard_by_rank and not run.are_ranks_compared and is_group_leader(options):
+        if options.shard_by_rank and not run.are_ranks_compared and options.is_group_leader:
             facts = facts_of_shards if options.reads_shards_of_rank else facts_of
             compare_ranks(options, run, facts(options, run.epoch_start()))
             run.are_ranks_compared = True
@@ -781,6 +783,54 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 f"covers the batches that were delivered; pass commit to DataLoader"
             )
         return ledger
+
+    def record_visits(self, folder: str | os.PathLike[str] | None) -> None:
+        """Record from the next ``iter()`` on which samples each step is given, in files that
+        ``penstock visits`` reads.
+
+        Each rank appends to a separate file in ``folder``: a record per batch, with its epoch,
+        its step and the indices of its samples in their order, and a record when an epoch ends. A
+        batch is recorded before ``next()`` returns it, in a mapping of the file: a killed process
+        loses none, and a failure of the machine the ones that the system had not written yet. A
+        resumed program continues the files, with any number of ranks. The stream is the same with
+        and without a record.
+
+        A record has 40 bytes for each batch and, unless the samples follow each other, as many
+        bytes for each sample as the range of their indices needs: 3 for a million samples. Keys
+        that are not integers are recorded as digests of their ``repr()``. Of an iterable dataset,
+        only the places of batches and the lengths of their first tensors are recorded. Samples that
+        ``on_error="skip"`` has left out are no visits.
+
+        Args:
+            folder (str | os.PathLike | None): Folder for the files, which is made if it does not
+                exist; give each loader its own. None ends the record.
+
+        Raises:
+            ValueError: By ``iter()``, if a file of the folder is no record of visits.
+            PenstockError: By ``iter()``, if another process records into the folder or a file is
+                damaged; by ``next()``, if a file cannot grow.
+
+        See Also:
+            ``penstock visits``, which answers whether each epoch gave each sample once, and where
+            two runs part.
+
+        Example::
+
+            loader.record_visits("run/visits")
+            for batch in loader:
+                ...
+        """
+        self._check_open("record_visits()")
+        if folder is not None and not isinstance(folder, (str, os.PathLike)):
+            raise TypeError(
+                f"record_visits() requires the path of a folder, or None, got {folder!r}; pass a "
+                f"string"
+            )
+        if self._run.visits is not None:
+            self._run.visits.close()
+        if self._run.progress is not None:
+            self._run.progress.visits = None  # the rest of its epoch is not recorded
+        self._run.visits = None if folder is None else VisitLog(os.fspath(folder))
 
     @property
     def plan(self) -> Plan | None:

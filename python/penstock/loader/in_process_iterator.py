@@ -290,6 +290,8 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
         commits = self._progress.commits
         if commits is not None:
             commits.note_pull(self._pulled_batch(), self._asked_for, self._place_of_pulled())
+        if self._progress.visits is not None and self._dataset_kind == DatasetKind.Map:
+            self._progress.visits.note_pull(self._pulled_batch(), self._asked_for)
         return self._asked_for
 
     def _pulled_batch(self) -> int:
@@ -344,11 +346,13 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
             self._ledger.leave(has_batch)
 
     def _next_batch(self) -> Any:
-        commits = self._progress.commits
+        commits, visits = self._progress.commits, self._progress.visits
         batch, is_omitted = self._next_made()
         while is_omitted:
             if commits is not None:
                 commits.omit(self._pulled_batch())
+            if visits is not None:
+                visits.omit(self._pulled_batch())
             batch, is_omitted = self._next_made()
         if self._drawing_threads and self._dataset_fetcher.threads_drew:
             self._draw_warning.give(self._drawing_threads)
@@ -358,6 +362,8 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
             self._ledger.note("device_s", time.perf_counter() - began_at)
         if commits is not None:
             commits.deliver(self._pulled_batch(), batch)
+        if visits is not None:
+            visits.deliver(self._pulled_batch(), batch)
         return batch
 
     def _next_made(self) -> tuple[Any, bool]:
@@ -395,6 +401,8 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
         reason = skips.reason_to_raise(report)
         if not reason:
             skips.note(report, self._progress.place_of(number))
+            if self._progress.visits is not None:
+                self._progress.visits.note_failed(self._progress.place_of(number), report.samples)
             return made.batch, made.is_omitted
         note_reason(error, reason)
         try:

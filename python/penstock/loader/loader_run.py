@@ -40,6 +40,7 @@ from penstock.tuning.worker_tuner import WorkerTuner
 if TYPE_CHECKING:
     from penstock.graph.link import Library
     from penstock.graph.plan import Plan
+    from penstock.loader.visit_log import VisitLog
 
 _NEVER = 1 << 62
 # The fields that a pickle or a copy of a loader has; the others belong to this process.
@@ -92,6 +93,7 @@ class LoaderRun:
         self.begun_order: Iterator[Any] | None = None  # the next iterator continues it
         self.resumed_datasets: dict[int, ResumedDataset] = {}  # in this process
         self.commits: CommitLedger | None = None  # once there may be some
+        self.visits: VisitLog | None = None  # while they are recorded
         self.repeated: list[Any] | None = None  # its batches, while an earlier epoch is repeated
         self.wants_states = wants_states  # since a state was requested, or loaded
         self.data_version: tuple[Any, str | None] | None = None  # by epoch and dataset
@@ -147,6 +149,8 @@ class LoaderRun:
         ledger = self.ledger(options)
         if ledger is not None and progress.commits is None:
             progress.commits = ledger.begin_epoch(progress)
+        if self.visits is not None:
+            progress.visits = self.visits.begin_epoch(options, progress, self.loaded_state)
         self.begun_count += 1
         self.progress = progress
         return progress

@@ -93,6 +93,8 @@ def state_of_now(
         note_rank(options, state, run.progress)
         _note_skipped(options, run, state)
         state["data"] = _data_version_of(options, run)
+        if run.visits is not None and not options.is_seeded_by_batch:
+            run.visits.note_state(state, _is_between_epochs(state))
     note_commits(options, run, state)
     return sealed(state) if options.is_same_on_all_ranks else state
 

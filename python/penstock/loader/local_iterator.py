@@ -267,6 +267,8 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         self._order = IndexOrder(self._recipe) if self._recipe is not None else None
         if progress.commits is not None and self._order is not None:
             progress.commits.pull_again = partial(_pulled_again, self._order)
+        if progress.visits is not None and self._order is not None:
+            progress.visits.draw_from(self._order)
         self._request_number = progress.answered_count  # of the next pull by Python
         self.source.begin_epoch(progress)
         epoch = {**self._seeds._asdict(), "progress": progress.counts}
@@ -291,6 +293,8 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         place = self._progress.place_of(number)
         if self._progress.commits is not None:
             self._progress.commits.note_pull(place, index, self._place_of_pulled())
+        if self._progress.visits is not None and self._dataset_kind == DatasetKind.Map:
+            self._progress.visits.note_pull(place, index)
         if self._is_seeded_by_batch and place != number:
             index = IndicesAtPlace(index, place)
         others = self._repeats.pop(number % self._shard_count, ()) if self._repeats else ()
@@ -332,7 +336,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
             _DRAWN_NATIVELY.refuse()
         if self._steps is not None and not self._wait_for_ranks(self._steps):
             self._end_with_others()
-        commits = self._progress.commits
+        commits, visits = self._progress.commits, self._progress.visits
         while True:
             if self._ahead:
                 taken = self._ahead.popleft()
@@ -362,12 +366,16 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
             if extra is OMITTED:
                 if commits is not None and report is not None:
                     commits.omit(self._progress.place_of(report.number))
+                if visits is not None and report is not None:
+                    visits.omit(self._progress.place_of(report.number))
                 continue
             if self._may_reorder:
                 number = extra[2]
                 self._progress.note_delivery(number)
             if commits is not None:
                 commits.deliver(self._progress.place_of(number), value)
+            if visits is not None:
+                visits.deliver(self._progress.place_of(number), value)
             return value
 
     def _note_skips(self, report: SkipReport | None, extra: Any) -> None:
@@ -389,6 +397,8 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
             if extra is OMITTED:
                 progress.note_delivery(number)
         progress.skips.note(report, progress.place_of(number))
+        if progress.visits is not None:
+            progress.visits.note_failed(progress.place_of(number), report.samples)
 
     def _read_report(self, state: bytes) -> SkipReport:
         """Return the report that a worker has sent with a batch."""

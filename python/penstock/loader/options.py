@@ -208,6 +208,12 @@ class LoaderOptions:
         return self.shard_by_rank and self.is_iterable
 
     @property
+    def is_group_leader(self) -> bool:
+        """Return whether this rank is the first of its replica group, or in none."""
+        group = self.replica_group
+        return group is None or group[0] == JobRank.of(None, None).rank
+
+    @property
     def job_rank(self) -> JobRank:
         """Return the rank among those that share one order."""
         return JobRank(cast(int, self.rank), cast(int, self.world_size))

@@ -34,7 +34,6 @@ from penstock.ranks.job_store import (
     restart_prefix,
     stores_of_ranks,
 )
-from penstock.ranks.sharding import JobRank
 from penstock.ranks.steps import CommonSteps, StepAgreement
 
 
@@ -122,12 +121,6 @@ def check_replicable(options: LoaderOptions) -> None:
             f"IterableDataset {type(options.dataset).__name__}, whose batches cannot be forwarded "
             f"to other ranks because the length of its shards is unknown; leave replica_group out"
         )
-
-
-def is_group_leader(options: LoaderOptions) -> bool:
-    """Return whether this rank, as the first of its group, compares its loader with other
-    groups."""
-    return options.replica_group is None or options.replica_group[0] == JobRank.of(None, None).rank
 
 
 def steps_of_job(options: LoaderOptions, run: LoaderRun) -> CommonSteps | None:

@@ -25,6 +25,7 @@ from penstock.stream.shard_state import is_stateful
 
 _COUNT_MAX = 1 << 53  # epochs and batches below it can be counted further
 _SEED_MAX = 1 << 63
+_EPOCH_MAX = 0xFFFF_FFFF  # of a record of visits
 _MT19937_WORDS = 624
 _PHILOX_WORDS = 4
 # The parts of a skipped sample, in addition to its index.
@@ -98,6 +99,9 @@ def check_form(options: LoaderOptions, state: Mapping[str, Any]) -> None:
         whole["samples"].integer()
     if whole["data"].value is not None and type(whole["data"].value) is not str:
         whole["data"].expect("a string or None")
+    if whole["visits"].value is not None:
+        whole["visits"].dictionary("epoch")
+        whole["visits"]["epoch"].integer(0, _EPOCH_MAX)
     _check_generators(options, whole["generators"])
     _check_shards(options, whole["shards"])
     first = _check_left(whole["left"], answered_count)

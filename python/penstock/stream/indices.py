@@ -114,16 +114,33 @@ class IndexOrder:
         """Return the number of samples of a batch that is not the last one."""
         return self._recipe.batch_size
 
+    @property
+    def permutation(self) -> torch.Tensor | None:
+        """Return the indices of the epoch in their order; None if they are in ascending order."""
+        if self._state is not None and self._permutation is None:
+            self._permutation = self._draw(self._state)
+        return self._permutation
+
+    def run(self, place: int) -> tuple[int, int] | None:
+        """Return the first place in the order and the number of samples of batch number ``place``;
+        None if its samples are not next to each other there."""
+        recipe = self._recipe
+        if recipe.share is None:
+            first = place * recipe.batch_size
+            return first, min(recipe.batch_size, recipe.sample_count - first)
+        places = self._places(place)
+        first, count = places[0], len(places)
+        return (first, count) if places[-1] - first == count - 1 else None
+
     def batch(self, place: int) -> list[int] | None:
         """Return the indices of batch number ``place``, None past the last one."""
         if not 0 <= place < self._recipe.batch_count:
             return None
         places = self._places(place)
-        if self._state is None:
+        permutation = self.permutation
+        if permutation is None:
             return places
-        if self._permutation is None:
-            self._permutation = self._draw(self._state)
-        indices: list[int] = self._permutation[places].tolist()
+        indices: list[int] = permutation[places].tolist()
         return indices
 
     def _places(self, place: int) -> list[int]:

@@ -219,6 +219,7 @@ class Progress:
         )
         self._delivered: DeliveredPlaces | None = None  # if batches may be delivered out of order
         self.commits: OpenEpoch | None = None  # if the program commits batches
+        self.visits: Any = None  # the record of the epoch's visits, if there is one
 
     @property
     def answered_count(self) -> int:
@@ -367,6 +368,8 @@ class Progress:
 
     def finish(self) -> None:
         self.counts.finish()
+        if self.visits is not None:
+            self.visits.end()
         if self.skips is not None:
             self.skips.end()
 
