@@ -164,6 +164,16 @@ def test_restored_loaders_are_timed(tmp_path: Path) -> None:
     assert "| started   | ranks       | 4,000" in done.stdout
 
 
+@pytest.mark.slow
+def test_visits_are_measured(tmp_path: Path) -> None:
+    lines = tmp_path / "figures.jsonl"
+    done = run_bench("visits.py", "--quick", "--markdown", "--out", str(lines))
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert len(records) == 2 * 3 + 2
+    assert all(r["parameters"]["bytes"] <= 40 + 3 * 1024 for r in records[:6])
+
+
 @pytest.mark.long
 @pytest.mark.slow
 def test_samplers_are_measured(tmp_path: Path) -> None:
