@@ -21,7 +21,8 @@ ROOT = Path(__file__).resolve().parent.parent
 ARROWS: dict[str, tuple[str, ...]] = {
     "base": (),
     "wire": ("base",),
-    "shm": ("wire",),
+    "cache": ("base",),
+    "shm": ("wire", "cache"),
     "net": ("wire",),
     "session": ("wire",),
     "scheduling": ("session",),

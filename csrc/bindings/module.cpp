@@ -13,6 +13,7 @@ void bind_runtime(pybind11::module_& module);
 void bind_image(pybind11::module_& module);
 void bind_loader(pybind11::module_& module);
 void bind_sampling(pybind11::module_& module);
+void bind_cache(pybind11::module_& module);
 void bind_tuning(pybind11::module_& module);
 void bind_pool(pybind11::module_& module);
 void bind_worker(pybind11::module_& module);
@@ -33,6 +34,7 @@ PYBIND11_MODULE(_C, module) {
   penstock::bindings::bind_image(module);
   penstock::bindings::bind_loader(module);
   penstock::bindings::bind_sampling(module);
+  penstock::bindings::bind_cache(module);
   penstock::bindings::bind_tuning(module);
   penstock::bindings::bind_replica(module);
   penstock::bindings::bind_pool(module);
