@@ -82,6 +82,7 @@ PYTHON_ARROWS: dict[str, tuple[str, ...]] = {
     "live": ("pool", "graph"),
     "drop_in": ("loader",),
     "filtering": ("loader",),
+    "caching": ("loader",),
     "trainer_state": ("drop_in",),
     "cli": ("doctor", "observing", "engines", "live", "drop_in"),
 }

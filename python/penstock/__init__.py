@@ -31,6 +31,7 @@ from penstock.errors import TimeoutError as TimeoutError
 
 if TYPE_CHECKING:
     from penstock._C import WorkerChoice
+    from penstock.caching.cached_dataset import CachedDataset, CacheStats, cached
     from penstock.cut.embedding_ids import embedding_ids
     from penstock.cut.offloading import detach, offload
     from penstock.drop_in import install, uninstall
@@ -63,6 +64,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchId",
+    "CacheStats",
+    "CachedDataset",
     "ClosedError",
     "ChunkRandomness",
     "ChunkSampler",
@@ -100,6 +103,7 @@ __all__ = [
     "WorkerError",
     "WorkerTimes",
     "announce_pool",
+    "cached",
     "checkpoint_loader",
     "detach",
     "embedding_ids",
@@ -119,6 +123,8 @@ __all__ = [
 ]
 _HOMES = {
     "BatchId": "penstock.stream.commits",
+    "CacheStats": "penstock.caching.cached_dataset",
+    "CachedDataset": "penstock.caching.cached_dataset",
     "ChunkRandomness": "penstock.sampling.chunk_sampler",
     "ChunkSampler": "penstock.sampling.chunk_sampler",
     "ChunkedDataset": "penstock.worker.chunked_dataset",
@@ -145,6 +151,7 @@ _HOMES = {
     "WorkerChoice": "penstock._C",
     "WorkerTimes": "penstock.loader.step_times",
     "announce_pool": "penstock.loader.variable_pool",
+    "cached": "penstock.caching.cached_dataset",
     "checkpoint_loader": "penstock.trainer_state",
     "detach": "penstock.cut.offloading",
     "embedding_ids": "penstock.cut.embedding_ids",

@@ -188,6 +188,17 @@ def test_samplers_are_measured(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
+def test_sample_cache_is_measured(tmp_path: Path) -> None:
+    lines = tmp_path / "figures.jsonl"
+    done = run_bench("sample_cache.py", "--quick", "--markdown", "--out", str(lines))
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert [r["median"] for r in records if r["name"] == "sample_cache/hits"] == [1.0, 1.0]
+    assert "| second epoch from |" in done.stdout
+
+
+@pytest.mark.long
+@pytest.mark.slow
 def test_batch_types_are_measured(tmp_path: Path) -> None:
     lines = tmp_path / "figures.jsonl"
     done = run_bench("batch_types.py", "--quick", "--markdown", "--out", str(lines))

@@ -51,6 +51,21 @@ WHOSE_BYTES = {
         "pickle.load",
     ): "local workers', and with trust_workers=True a "
     "pool's: check_nest() refuses a batch that needs it before it is called",
+    (
+        "caching/memory_store.py",
+        "MemoryStore.get",
+        "penstock.worker.batch_pickle.loads",
+    ): "memory of this program's processes, which the digest of a sample must match",
+    (
+        "caching/cached_dataset.py",
+        "CachedDataset._check_disk",
+        "penstock.worker.batch_pickle.loads",
+    ): "as the next line",
+    (
+        "caching/disk_store.py",
+        "DiskStore.get",
+        "penstock.worker.batch_pickle.loads",
+    ): "a folder that only this user may write to: _check_folder()",
     ("engines/ray_engine.py", "_actor_class.PenstockWorker.__init__", "ctypes.CDLL"): "libc's",
     ("worker/batch_pickle.py", "_BatchUnpickler", "pickle.Unpickler"): "as the line above",
     (

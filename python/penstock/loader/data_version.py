@@ -53,6 +53,9 @@ def data_version(dataset: Any) -> str | None:
 def _version(dataset: Any, depth: int) -> str | None:
     if depth > _DEPTH_MAX:
         return None
+    whole = _within_cache(dataset)
+    if whole is not None:
+        return _version(whole, depth + 1)
     if isinstance(dataset, Subset):
         return _version_of_subset(dataset, depth)
     if isinstance(dataset, ConcatDataset):
@@ -64,6 +67,11 @@ def _version(dataset: Any, depth: int) -> str | None:
     if content is not None:
         return f"content {_digest(content)}"
     return _version_of_attributes(dataset, depth)
+
+
+def _within_cache(dataset: Any) -> Any:
+    """Return the dataset that penstock.cached() was given, if it has made ``dataset``."""
+    return getattr(dataset, "__dict__", {}).get("cached_dataset")
 
 
 def _version_of_subset(dataset: Subset[Any], depth: int) -> str | None:
@@ -168,6 +176,9 @@ def _content(dataset: Any) -> Any:
         declared = getattr(dataset, name, None)
         if isinstance(declared, str):
             return declared
+    whole = _within_cache(dataset)
+    if whole is not None:
+        return _content(whole)
     if isinstance(dataset, Subset):
         selection = vars(dataset).get("selection")  # of penstock.filtered()
         if selection is not None:

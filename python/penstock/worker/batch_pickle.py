@@ -10,6 +10,7 @@ workers have the program's classes by value, so they pickle these by name for th
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import io
 import pickle
@@ -30,10 +31,21 @@ def dumps(batch: object) -> tuple[bytes, list[torch.Tensor]]:
 
     Raise pickle's exceptions if a part of the batch cannot be pickled.
     """
-    body = io.BytesIO()
-    pickler = _BatchPickler(body)
+    return _dumps(batch, _BatchPickler(io.BytesIO()))
+
+
+def dumps_stored(sample: object) -> tuple[bytes, list[torch.Tensor]]:
+    """Return the same of a sample that is kept, and read when this process may be gone.
+
+    Arrays keep their strides, as in a sample that is not sent to another process. Raise
+    ``TypeError`` for parts that refer to memory of a device or of another process.
+    """
+    return _dumps(sample, _StoragePickler(io.BytesIO()))
+
+
+def _dumps(batch: object, pickler: _BatchPickler) -> tuple[bytes, list[torch.Tensor]]:
     pickler.dump(batch)
-    return pickle.dumps(pickler.buffer_places) + body.getvalue(), pickler.tensors
+    return pickle.dumps(pickler.buffer_places) + pickler.body.getvalue(), pickler.tensors
 
 
 def loads(data: bytes, tensors: list[torch.Tensor]) -> Any:
@@ -153,6 +165,7 @@ class _BatchPickler(pickle.Pickler):
 
     def __init__(self, stream: io.BytesIO) -> None:
         super().__init__(stream, protocol=5, buffer_callback=self._keep_buffer)
+        self.body = stream
         self.dispatch_table = ForkingPickler(io.BytesIO()).dispatch_table
         self.tensors: list[torch.Tensor] = []
         self.buffer_places: list[int] = []
@@ -190,6 +203,35 @@ class _BatchPickler(pickle.Pickler):
         self.buffer_places.append(len(self.tensors))
         self.tensors.append(torch.frombuffer(view, dtype=torch.uint8))
         return False
+
+
+class _StoragePickler(_BatchPickler):
+    """Refers to nothing that ends with this process: no descriptors, no memory of devices."""
+
+    def __init__(self, stream: io.BytesIO) -> None:
+        super().__init__(stream)
+        self.dispatch_table = copyreg.dispatch_table
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, torch.Tensor) and obj.device.type != "cpu":
+            raise TypeError(f"a tensor on {obj.device} cannot be stored")
+        if type(obj) is np.ndarray and obj.dtype.kind in "biufc":
+            if not (obj.flags.c_contiguous or obj.flags.f_contiguous):
+                return _rebuild_strided, (obj.copy(), obj.strides, obj.flags.writeable)
+        if isinstance(obj, np.ndarray):
+            return NotImplemented  # protocol 5 keeps it as it is
+        return super().reducer_override(obj)
+
+
+def _rebuild_strided(values: Any, strides: tuple[int, ...], is_writable: bool) -> Any:
+    """Return an array with these strides, which may be negative or 0, on memory of its own."""
+    ends = [stride * (count - 1) for stride, count in zip(strides, values.shape, strict=True)]
+    first = -sum(end for end in ends if end < 0)
+    memory = np.zeros(first + sum(end for end in ends if end > 0) + values.itemsize, np.uint8)
+    made: Any = np.ndarray(values.shape, values.dtype, memory, first, strides)
+    made[...] = values
+    made.flags.writeable = is_writable
+    return made
 
 
 class _BatchUnpickler(pickle.Unpickler):

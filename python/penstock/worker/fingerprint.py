@@ -48,7 +48,11 @@ _COMPARED = (  # by value, if it has no digest
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
 _DIGESTED = (list, tuple, set, frozenset, dict, bytearray, torch.Tensor, np.ndarray)
 _CONTAINERS = (list, tuple, set, frozenset, dict, collections.deque)
-_IMMUTABLE_MODULES = ("pyarrow.", "penstock.worker.shared_list.")  # with only immutable objects
+# With only objects that do not change what a dataset returns.
+_IMMUTABLE_MODULES = (
+    "pyarrow.", "penstock.worker.shared_list.", "penstock.caching.memory_store.",
+    "penstock.caching.disk_store.",
+)  # fmt: skip
 _HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8  # Py_TPFLAGS_...; Python classes are not immutable
 _MUTABLE_HEAP_TYPE = _HEAP_TYPE | _IMMUTABLE_TYPE
 _POINTER_BYTES = 8
