@@ -31,6 +31,7 @@ from penstock.errors import TimeoutError as TimeoutError
 
 if TYPE_CHECKING:
     from penstock._C import WorkerChoice
+    from penstock.caching.belady import BeladyCache, BeladyStep
     from penstock.caching.cached_dataset import CachedDataset, CacheStats, cached
     from penstock.cut.embedding_ids import embedding_ids
     from penstock.cut.offloading import detach, offload
@@ -64,6 +65,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchId",
+    "BeladyCache",
+    "BeladyStep",
     "CacheStats",
     "CachedDataset",
     "ClosedError",
@@ -123,6 +126,8 @@ __all__ = [
 ]
 _HOMES = {
     "BatchId": "penstock.stream.commits",
+    "BeladyCache": "penstock.caching.belady",
+    "BeladyStep": "penstock.caching.belady",
     "CacheStats": "penstock.caching.cached_dataset",
     "CachedDataset": "penstock.caching.cached_dataset",
     "ChunkRandomness": "penstock.sampling.chunk_sampler",

@@ -187,6 +187,17 @@ def test_lookahead_cache_reaches_the_optimal_hit_ratio() -> None:
     assert ratios["without look-ahead"] < ratios["with look-ahead"] == ratios["an oracle"]
 
 
+@pytest.mark.long
+@pytest.mark.slow
+def test_cache_of_graph_features_has_the_misses_of_an_oracle() -> None:
+    command = [sys.executable, str(EXAMPLES / "graph_features.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    reads = dict(re.findall(r"(\S.*): (\d+) reads", done.stdout))
+    assert [*reads] == ["none", "the next 32 batches", "an oracle"]
+    assert int(reads["none"]) > int(reads["an oracle"]) == int(reads["the next 32 batches"])
+
+
 @pytest.mark.slow
 def test_asynchronous_rollouts_train_on_each_prompt_once(tmp_path: Path) -> None:
     command = [sys.executable, str(EXAMPLES / "async_rollouts.py")]

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Caches of samples."""
+"""Caches that know the order: of samples, and of rows that are read again and again."""

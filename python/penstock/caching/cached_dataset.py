@@ -139,7 +139,8 @@ def cached(
         PermissionError: If ``disk`` belongs to another user or others may write to it.
 
     See Also:
-        :class:`SharedList`, for the list of a dataset's files.
+        :class:`BeladyCache`, for rows that are read more than once an epoch; :class:`SharedList`,
+        for the list of a dataset's files.
 
     Example::
 
