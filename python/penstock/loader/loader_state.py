@@ -92,7 +92,8 @@ def state_of_now(
         _raise_failures(state)
         note_rank(options, state, run.progress)
         _note_skipped(options, run, state)
-        state["data"] = _data_version_of(options, run)
+        if (version := _data_version_of(options, run)) is not None:
+            state["data"] = version
         if run.visits is not None and not options.is_seeded_by_batch:
             run.visits.note_state(state, _is_between_epochs(state))
     note_commits(options, run, state)
@@ -133,7 +134,10 @@ def with_data_checked(
             f"to be others or only their version is, call load_state_dict(state, "
             f"allow_other_data=True) or set {OTHER_DATA_VARIABLE}=1"
         )
-    return with_data(state, now) if is_sealed else {**state, "data": now}
+    if is_sealed:
+        return with_data(state, now)
+    others = {name: part for name, part in state.items() if name != "data"}
+    return others if now is None else {**others, "data": now}
 
 
 def _note_skipped(options: LoaderOptions, run: LoaderRun, state: dict[str, Any]) -> None:
