@@ -91,16 +91,10 @@ GeneratorSnapshot GeneratorSnapshot::from_value(const Value& value) {
   return snapshot;
 }
 
-Value GeneratorSnapshot::to_value(bool shuffles) const {
+Value GeneratorSnapshot::to_value() const {
+  // Once, as Python's loader does, although the sampler draws from it, too.
   Value::Entries own;
-  if (of_own_.defined()) {
-    // The generator under each path by which Python's loader finds it.
-    own.push_back({"loader", to_text(of_own_)});
-    if (shuffles) {
-      own.push_back({"sampler", to_text(of_own_)});
-      own.push_back({"batch_sampler.sampler", to_text(of_own_)});
-    }
-  }
+  if (of_own_.defined()) own.push_back({"loader", to_text(of_own_)});
   return Value::dict({{"globals", Value::dict({{"torch", of_default_.defined() ? to_text(of_default_) : Value()},
                                                {"random", of_random_},
                                                {"numpy", of_numpy_}})},
@@ -282,7 +276,6 @@ PlacesLeft left_of(const EpochAccount& account, const CommitLedger* ledger) {
 
 Value make_state(const BuiltLoader& built, const EpochAccount* account, int64_t epoch_count,
                  const CommitLedger* ledger) {
-  const bool shuffles = built.options->shuffle && !built.is_iterable;
   const bool is_finished = account != nullptr && account->progress->is_finished();
   const bool is_in_progress = account != nullptr && account->base_seed && !is_finished;
   const PlacesLeft left = account != nullptr ? left_of(*account, ledger) : PlacesLeft();
@@ -292,7 +285,7 @@ Value make_state(const BuiltLoader& built, const EpochAccount* account, int64_t 
   Value generators;
   Value shards;
   if (is_in_progress) {
-    generators = account->start.to_value(shuffles);
+    generators = account->start.to_value();
     const loader::EpochProgress& progress = *account->progress;
     Value::Items counts;
     Value::Items states;
@@ -315,7 +308,7 @@ Value make_state(const BuiltLoader& built, const EpochAccount* account, int64_t 
                           {"states", has_states ? Value::list(std::move(states)) : Value()},
                           {"before", Value()}});
   } else {
-    generators = built.take_generators().to_value(shuffles);
+    generators = built.take_generators().to_value();
   }
   Value::Entries state = {{"_sampler_iter_yielded", answered_count},
                           {"_num_yielded", yielded_count},

@@ -40,7 +40,7 @@ class GeneratorSnapshot {
   static GeneratorSnapshot from_value(const Value& value);
 
   // The part "generators" of a state. States of Python-only generators in a loaded state are kept.
-  Value to_value(bool shuffles) const;
+  Value to_value() const;
 
   void restore_default() const;
   void restore_own(const std::optional<at::Generator>& own) const;
