@@ -126,6 +126,7 @@ constexpr int64_t kVersion = 1;
 constexpr int64_t kVersionWithSkips = 2;    // batches were delivered or committed in any order
 constexpr int64_t kVersionWithEarlier = 4;  // batches of earlier epochs are to be delivered first; 3: parts may be
                                             // older than the position
+constexpr int64_t kVersionWithBits = 5;     // many places that are left are written as bits
 
 std::string demangled(const std::type_info& type) {
   int status = 0;
@@ -274,6 +275,23 @@ PlacesLeft left_of(const EpochAccount& account, const CommitLedger* ledger) {
   return account.resumed_left.after(account.progress->answered_count() - account.resumed_left.delivered_count());
 }
 
+namespace {
+
+// More missing places are written as bits, which take less than a list from here on.
+constexpr size_t kListedPlacesMax = 256;
+
+Value places_to_value(const std::vector<uint64_t>& places) {
+  if (places.size() <= kListedPlacesMax) return Value::list({places.begin(), places.end()});
+  std::vector<std::byte> bits((places.back() - places.front()) / 8 + 1);
+  for (const uint64_t place : places) {
+    const uint64_t offset = place - places.front();
+    bits[offset / 8] |= std::byte{1} << (offset % 8);
+  }
+  return Value::dict({{"first", places.front()}, {"bits", to_base64(bits)}});
+}
+
+}  // namespace
+
 Value make_state(const BuiltLoader& built, const EpochAccount* account, int64_t epoch_count,
                  const CommitLedger* ledger) {
   const bool is_finished = account != nullptr && account->progress->is_finished();
@@ -324,9 +342,9 @@ Value make_state(const BuiltLoader& built, const EpochAccount* account, int64_t 
                           {"dataset", Value()}};
   if (is_in_progress && account->share) state.push_back({"samples", account->share->samples_before(answered_count)});
   if (is_in_progress && !left.missing.empty()) {
-    set(state, "version", kVersionWithSkips);
-    state.push_back({"left", Value::dict({{"through", left.through},
-                                          {"missing", Value::list({left.missing.begin(), left.missing.end()})}})});
+    Value missing = places_to_value(left.missing);
+    set(state, "version", missing.kind() == Value::Kind::kDict ? kVersionWithBits : kVersionWithSkips);
+    state.push_back({"left", Value::dict({{"through", left.through}, {"missing", std::move(missing)}})});
   }
   return Value::dict(std::move(state));
 }
@@ -336,7 +354,7 @@ Value with_commits(const Value& state, CommitLedger& ledger) {
   const Part seed = Part{.value = &state, .place = "state"}["base_seed"];
   const bool is_between = seed.is_none() || state["_iterator_finished"].boolean();
   Value commits = ledger.to_state(is_between);
-  if (commits["earlier"].size() > 0) set(entries, "version", kVersionWithEarlier);
+  if (commits["earlier"].size() > 0) set(entries, "version", std::max(state["version"].integer(), kVersionWithEarlier));
   set(entries, "commits", std::move(commits));
   return Value::dict(std::move(entries));
 }
@@ -355,10 +373,10 @@ void check_state(const BuiltLoader& built, const Value& state) {
   }
   const Value* version = state.find("version");
   const bool is_known = version != nullptr && version->kind() == Value::Kind::kInteger &&
-                        version->integer() >= kVersion && version->integer() <= kVersionWithEarlier;
+                        version->integer() >= kVersion && version->integer() <= kVersionWithBits;
   if (!is_known) {
     refuse("the state has version " + as_python(version) + ", but this penstock supports versions " +
-           std::to_string(kVersion) + " to " + std::to_string(kVersionWithEarlier) +
+           std::to_string(kVersion) + " to " + std::to_string(kVersionWithBits) +
            "; resume with the version of penstock that saved it");
   }
   const Value now = built.to_value();
@@ -395,6 +413,23 @@ int64_t batch_count_max(const BuiltLoader& built) {
   return *built.sample_count / std::max<int64_t>(1, options.batch_size.value_or(1)) + 1;
 }
 
+// Reads places that are written as bits: all are before `through`, and the first bit is set.
+std::vector<uint64_t> read_bits(const Part& missing, int64_t through) {
+  const auto first = static_cast<uint64_t>(missing["first"].integer(0, through));
+  const Part bits = missing["bits"];
+  const auto bytes = bits.value->kind() == Value::Kind::kText ? from_base64(bits.value->text()) : std::nullopt;
+  if (!bytes) bits.expect("base64 of bits");
+  std::vector<uint64_t> places;
+  for (size_t index = 0; index < 8 * bytes->size(); ++index) {
+    if (((*bytes)[index / 8] >> (index % 8) & std::byte{1}) == std::byte{0}) continue;
+    places.push_back(first + index);
+    if (places.back() >= static_cast<uint64_t>(through))
+      bits.expect("base64 of bits of places before state['left']['through']");
+  }
+  if (places.empty() || places.front() != first) bits.expect("base64 of bits of which the first is set");
+  return places;
+}
+
 // Reads the places that others have overtaken, if there are any.
 PlacesLeft read_left(const BuiltLoader& built, const Part& state, int64_t batches_max) {
   PlacesLeft left{.through = static_cast<uint64_t>(state["_sampler_iter_yielded"].count(batches_max))};
@@ -406,11 +441,15 @@ PlacesLeft read_left(const BuiltLoader& built, const Part& state, int64_t batche
   const int64_t through = overtaken["through"].count(batches_max);
   left.through = static_cast<uint64_t>(through);
   const Part missing = overtaken["missing"];
-  int64_t first = 0;
-  for (size_t index = 0; index < missing.items().size(); ++index) {
-    const int64_t place = missing[index].integer(first, through - 1);
-    left.missing.push_back(static_cast<uint64_t>(place));
-    first = place + 1;
+  if (missing.value->kind() == Value::Kind::kDict) {
+    left.missing = read_bits(missing, through);
+  } else {
+    int64_t first = 0;
+    for (size_t index = 0; index < missing.items().size(); ++index) {
+      const int64_t place = missing[index].integer(first, through - 1);
+      left.missing.push_back(static_cast<uint64_t>(place));
+      first = place + 1;
+    }
   }
   if (left.delivered_count() != delivered_count) {
     refuse("_sampler_iter_yielded is " + std::to_string(delivered_count) + " but " +

@@ -27,6 +27,7 @@ from stream_oracle import error_of
 from torch.utils.data import DistributedSampler, Sampler, TensorDataset
 
 from penstock import BatchId, DataLoader, Pool, Ranks, UnsupportedError
+from penstock.stream.places import places_from_json, places_to_json
 
 EPOCHS = 3
 WORKERS: dict[str, dict[str, Any]] = {
@@ -522,6 +523,7 @@ def test_state_has_little_for_many_batches_in_flight() -> None:
     loader = make(Counted(6000), batch_size=1, num_workers=1)
     iterator = iter(loader)
     held = [next(iterator) for _ in range(2048)]
+    order = [int(batch) for batch in held]
     rng = random.Random(0)
     rng.shuffle(held)
     for batch in held[:1024]:
@@ -529,8 +531,44 @@ def test_state_has_little_for_many_batches_in_flight() -> None:
     state = loader.state_dict()
     assert len(loader.outstanding) == 1024
     more = {name: state[name] for name in ("left", "commits")}
-    assert len(json.dumps(more, separators=(",", ":"))) <= 5_000
-    assert len(json.dumps(state, separators=(",", ":"))) <= 12_500
+    assert len(json.dumps(more, separators=(",", ":"))) <= 500
+    assert len(json.dumps(state, separators=(",", ":"))) <= 8_500
+    resumed = make(Counted(6000), batch_size=1, num_workers=1)
+    resumed.load_state_dict(through_json(state))
+    left = {int(batch) for batch in held[1024:]}
+    batches = iter(resumed)
+    again = [int(next(batches)) for _ in range(1024)]
+    assert again == [sample for sample in order if sample in left]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda bits: bits.update(bits="???"), "['bits'] must be base64"),
+        (lambda bits: bits.update(bits=7), "['bits'] must be base64 of at most"),
+        (lambda bits: bits.update(bits="/" * 9000), "['bits'] must be base64 of at most"),
+        (lambda bits: bits.update(bits="AAAA"), "bits of which the first is set"),
+        (lambda bits: bits.update(first=bits["first"] + 400), "must be an integer from"),
+        (lambda bits: bits.update(first=-1), "['first'] must be an integer from 0"),
+        (lambda bits: bits.pop("first"), "must be a dictionary with 'first'"),
+    ],
+)
+def test_altered_bits_are_refused(change: Any, words: str) -> None:
+    loader = make(Counted(2000), batch_size=1)
+    batches = [batch for _, batch in zip(range(800), loader, strict=False)]
+    for batch in batches[1::2]:
+        loader.commit(batch)
+    state = through_json(loader.state_dict())
+    change(state["left"]["missing"])
+    error = error_of(lambda: make(Counted(2000), batch_size=1).load_state_dict(state))
+    assert isinstance(error, ValueError) and words in str(error)
+
+
+def test_places_survive_json() -> None:
+    draw = random.Random(0)
+    for count in (0, 1, 255, 256, 257, 300, 5000):
+        places = tuple(sorted(draw.sample(range(20_000), count)))
+        assert places_from_json(through_json(places_to_json(places))) == places
 
 
 # Chance differences between the lengths in six parts of two runs exceed this in one case of a

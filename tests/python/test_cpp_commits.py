@@ -164,6 +164,36 @@ def test_overtaken_batches_move_between_cpp_and_python(window: bool | int) -> No
     assert sorted([*seen, *rows(last)]) == sorted(whole)
 
 
+def test_many_places_left_move_between_cpp_and_python() -> None:
+    """More than 256 of them are written as bits."""
+    size, options = 1200, {"batch_size": 1, "num_workers": 1}
+    loader = penstock.DataLoader(Draws(size), seeding="batch", commit="manual", **options)
+    iterator = iter(loader)
+    ids = []
+    for _ in range(900):
+        next(iterator)
+        ids.append(loader.batch_id())
+    kept = [number for number in range(900) if number % 3 == 1]
+    for number in range(900):
+        if number % 3 != 1:
+            loader.commit(ids[number])
+    state = json.loads(json.dumps(loader.state_dict()))
+    assert state["version"] == 5
+    assert state["left"]["missing"].keys() == {"first", "bits"}
+    whole = rows(penstock.DataLoader(Draws(size), seeding="batch", batch_size=1))
+    left = [*kept, *range(900, size)]
+    in_cpp: dict[str, Any] = {"size": size, "options": {**options, "commit": True}, "seed": 8}
+    *rest, _, _ = run_cpp(**in_cpp, state=state, keep=[])
+    assert [row[0] for row in rest] == [whole[number][0] for number in left]
+
+    # C++ commits the first 10 of them, and Python continues.
+    *_, again = run_cpp(**in_cpp, state=state, stop=10, keep=[])
+    assert again["version"] == 5
+    resumed = penstock.DataLoader(Draws(size), seeding="batch", commit="manual", **options)
+    resumed.load_state_dict(again)
+    assert [row[0] for row in rows(resumed)] == [whole[number][0] for number in left[10:]]
+
+
 def test_misuse_is_reported_in_the_same_words() -> None:
     options = ORDERS[1]
     torch.manual_seed(3)

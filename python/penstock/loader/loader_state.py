@@ -31,7 +31,7 @@ from penstock.program_line import warn
 from penstock.ranks.sharding import RankBatchSampler
 from penstock.stream.batch_seeds import generator_states
 from penstock.stream.commits import OpenEpoch
-from penstock.stream.places import PlacesLeft
+from penstock.stream.places import PlacesLeft, places_from_json, places_to_json
 from penstock.stream.progress import (
     GeneratorSnapshot,
     GeneratorsReplayed,
@@ -56,6 +56,7 @@ _VERSION = 1
 _VERSION_WITH_SKIPS = 2  # of a state with places that were skipped, which older readers miss
 _VERSION_OF_SNAPSHOTS = 3  # parts may be from before or after the state's place
 _VERSION_WITH_EARLIER = 4  # batches of earlier epochs are to be delivered first
+_VERSION_WITH_BITS = 5  # many places that are left are written as bits
 # Allows states of other data where a framework calls load_state_dict().
 OTHER_DATA_VARIABLE = "PENSTOCK_ALLOW_OTHER_DATA"
 _T = TypeVar("_T")
@@ -107,7 +108,7 @@ def note_commits(options: LoaderOptions, run: LoaderRun, state: dict[str, Any]) 
         return
     state["commits"] = ledger.to_state(_is_between_epochs(state))
     if state["commits"]["earlier"]:
-        state["version"] = _VERSION_WITH_EARLIER
+        state["version"] = max(state["version"], _VERSION_WITH_EARLIER)
 
 
 def _data_version_of(options: LoaderOptions, run: LoaderRun) -> str | None:
@@ -202,10 +203,12 @@ def _state_at(
     _note_sampler(options, progress, state)
     left = progress.left
     if left.missing:
-        state["version"] = max(state["version"], _VERSION_WITH_SKIPS)
-        state["left"] = {"through": left.through, "missing": list(left.missing)}
+        missing = places_to_json(left.missing)
+        version = _VERSION_WITH_SKIPS if type(missing) is list else _VERSION_WITH_BITS
+        state["version"] = max(state["version"], version)
+        state["left"] = {"through": left.through, "missing": missing}
     if any(isinstance(one, dict) and "batches" in one for one in state["shards"]["states"] or ()):
-        state["version"] = _VERSION_OF_SNAPSHOTS
+        state["version"] = max(state["version"], _VERSION_OF_SNAPSHOTS)
     if progress.share is not None:
         # The same on all ranks, for any number of workers per rank.
         state["samples"] = progress.share.samples_before(progress.answered_count)
@@ -232,7 +235,7 @@ def _note_sampler(options: LoaderOptions, progress: Progress, state: dict[str, A
     state["_index_sampler_state"] = place.state
     if place.state is None or (place.pull_count == first and not place.is_over):
         return
-    state["version"] = _VERSION_OF_SNAPSHOTS
+    state["version"] = max(state["version"], _VERSION_OF_SNAPSHOTS)
     state["sampler"] = {
         "pulls": place.pull_count,
         "asked": list(place.asked),
@@ -360,11 +363,11 @@ def check_state(options: LoaderOptions, state: dict[str, Any]) -> None:
             f"{sorted(map(str, state))}; load such a result"
         )
     version = state.get("version")
-    known = range(_VERSION, _VERSION_WITH_EARLIER + 1)
+    known = range(_VERSION, _VERSION_WITH_BITS + 1)
     if type(version) is not int or version not in known:
         raise ValueError(
             f"the state has version {version!r}, but this penstock supports versions {_VERSION} to "
-            f"{_VERSION_WITH_EARLIER}; resume with the version of penstock that saved it"
+            f"{_VERSION_WITH_BITS}; resume with the version of penstock that saved it"
         )
     built, now = state["built"], _built(options)
     check_built(built)
@@ -583,7 +586,7 @@ def _places_left(state: dict[str, Any]) -> PlacesLeft:
     left = state.get("left")
     if left is None:
         return PlacesLeft(state["_sampler_iter_yielded"])
-    return PlacesLeft(left["through"], tuple(left["missing"]))
+    return PlacesLeft(left["through"], places_from_json(left["missing"]))
 
 
 def _built(options: LoaderOptions) -> dict[str, Any]:

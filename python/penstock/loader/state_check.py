@@ -20,6 +20,7 @@ from penstock.loader.options import LoaderOptions
 from penstock.loader.rank_states import opened
 from penstock.ranks.sharding import RankBatchSampler
 from penstock.stream.indices import recognise_sampler
+from penstock.stream.places import places_from_json
 from penstock.stream.progress import SAMPLERS, own_generators
 from penstock.stream.shard_state import is_stateful
 
@@ -140,10 +141,28 @@ def _check_left(left: Part, answered_count: int) -> int:
     left.dictionary("through", "missing")
     through = left["through"].integer()
     first = 0
-    places = left["missing"].sequence()
+    places = _places_of(left["missing"], through)
     for part in places:
         first = part.integer(first, through - 1) + 1
     return places[0].integer() if places else through
+
+
+def _places_of(missing: Part, through: int) -> list[Part]:
+    """Return the places, of which bits have none beyond ``through``."""
+    if not isinstance(missing.value, Mapping):
+        return missing.sequence()
+    missing.dictionary("first", "bits")
+    first = missing["first"].integer(0, through)
+    bits = missing["bits"]
+    if type(bits.value) is not str or len(bits.value) > through - first + 4:
+        bits.expect(f"base64 of at most {through - first} bits")
+    try:
+        places = places_from_json(missing.value)
+    except ValueError as error:
+        bits.expect(f"base64 ({error})")
+    if not places or places[0] != first:
+        bits.expect("base64 of bits of which the first is set")
+    return [Part(place, f"{bits.place} of place {place}") for place in places]
 
 
 def _check_shards(options: LoaderOptions, shards: Part) -> None:

@@ -3,7 +3,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import base64
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+# More missing places are written as bits, which take less than a list from here on.
+LISTED_PLACES_MAX = 256
 
 
 class PlacesLeft(NamedTuple):
@@ -30,6 +37,30 @@ class PlacesLeft(NamedTuple):
         """Return the places that are left when all requests before ``number`` were answered."""
         missing = self.missing[number - self.delivered_count :]
         return PlacesLeft(max(self.through, number), missing)
+
+
+def places_to_json(places: tuple[int, ...]) -> Any:
+    """Return ascending places in a form for JSON: a list, or a dictionary if there are many.
+
+    The dictionary has the ``first`` place and ``bits``, base64 of bytes whose lowest bit comes
+    first: bit n is set if ``first + n`` is among the places.
+    """
+    if len(places) <= LISTED_PLACES_MAX:
+        return list(places)
+    offsets = np.asarray(places, dtype=np.int64) - places[0]
+    bits = np.zeros(int(offsets[-1]) + 1, dtype=np.uint8)
+    bits[offsets] = 1
+    packed = np.packbits(bits, bitorder="little").tobytes()
+    return {"first": places[0], "bits": base64.b64encode(packed).decode()}
+
+
+def places_from_json(value: Any) -> tuple[int, ...]:
+    """Return the places. Raises ValueError for ``bits`` that are not base64."""
+    if not isinstance(value, Mapping):
+        return tuple(value)
+    packed = np.frombuffer(base64.b64decode(value["bits"], validate=True), dtype=np.uint8)
+    offsets = np.flatnonzero(np.unpackbits(packed, bitorder="little"))
+    return tuple((offsets + value["first"]).tolist())
 
 
 class DeliveredPlaces:
