@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from figures import Record, add_report_options, report, run_main, summary
+from figures import Record, bench_parser, report, run_main, summary
 from PIL import Image
 from table import aligned, number
 from torch.utils.data import Dataset
@@ -149,14 +149,11 @@ def table(everything: list[Record]) -> str:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser(__doc__)
     add = parser.add_argument
-    add("--photographs", type=int, default=1024, help="number of photographs (default: 1024)")
-    add("--rounds", type=int, default=9, help="epochs of each kind (default: 9)")
+    add("--photographs", type=int, default=1024, help="number of photographs")
+    add("--rounds", type=int, default=9, help="epochs of each kind")
     add("--quick", action="store_true", help="smoke test with few photographs")
-    add_report_options(parser)
     args = parser.parse_args()
     if args.quick:
         args.photographs, args.rounds = 96, 1

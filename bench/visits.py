@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from figures import Record, add_report_options, report, run_main, summary
+from figures import Record, bench_parser, report, run_main, summary
 from table import aligned, number
 
 from penstock import _pool
@@ -28,9 +28,8 @@ BATCH_SIZES = (1, 64, 1024)
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = bench_parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="few batches, for a test")
-    add_report_options(parser)
     return parser.parse_args()
 
 

@@ -146,26 +146,35 @@ std::optional<MerkleTree> MerkleTree::of_parts(uint64_t size, std::vector<std::v
   return tree;
 }
 
-bool proves_inclusion(const Hash& leaf, uint64_t index, uint64_t size, std::span<const Hash> path, const Hash& root) {
-  if (index >= size) return false;
-  uint64_t place = index;
-  uint64_t last = size - 1;
-  Hash hash = leaf;
+namespace {
+
+// Walks from the leaf at `place` to the root over leaves 0 to `last`. `join` gets each hash of the path, and whether it
+// is the left one of its pair. Returns whether the path ends at the root.
+template <typename Join>
+bool climb(uint64_t place, uint64_t last, std::span<const Hash> path, const Join& join) {
   for (const Hash& other : path) {
     if (last == 0) return false;
-    if (place % 2 != 0 || place == last) {
-      hash = node_hash(other, hash);
-      while (place % 2 == 0 && place != 0) {
-        place /= 2;
-        last /= 2;
-      }
-    } else {
-      hash = node_hash(hash, other);
+    const bool is_left = place % 2 != 0 || place == last;
+    join(other, is_left);
+    while (is_left && place % 2 == 0 && place != 0) {
+      place /= 2;
+      last /= 2;
     }
     place /= 2;
     last /= 2;
   }
-  return last == 0 && hash == root;
+  return last == 0;
+}
+
+}  // namespace
+
+bool proves_inclusion(const Hash& leaf, uint64_t index, uint64_t size, std::span<const Hash> path, const Hash& root) {
+  if (index >= size) return false;
+  Hash hash = leaf;
+  const bool is_at_root = climb(index, size - 1, path, [&](const Hash& other, bool is_left) {
+    hash = is_left ? node_hash(other, hash) : node_hash(hash, other);
+  });
+  return is_at_root && hash == root;
 }
 
 bool proves_consistency(uint64_t old_size, const Hash& old_root, uint64_t size, const Hash& root,
@@ -183,22 +192,11 @@ bool proves_consistency(uint64_t old_size, const Hash& old_root, uint64_t size, 
   }
   Hash old_hash = path.front();
   Hash hash = path.front();
-  for (const Hash& other : std::span(path).subspan(1)) {
-    if (last == 0) return false;
-    if (place % 2 != 0 || place == last) {
-      old_hash = node_hash(other, old_hash);
-      hash = node_hash(other, hash);
-      while (place % 2 == 0 && place != 0) {
-        place /= 2;
-        last /= 2;
-      }
-    } else {
-      hash = node_hash(hash, other);
-    }
-    place /= 2;
-    last /= 2;
-  }
-  return last == 0 && old_hash == old_root && hash == root;
+  const bool is_at_root = climb(place, last, std::span(path).subspan(1), [&](const Hash& other, bool is_left) {
+    if (is_left) old_hash = node_hash(other, old_hash);
+    hash = is_left ? node_hash(other, hash) : node_hash(hash, other);
+  });
+  return is_at_root && old_hash == old_root && hash == root;
 }
 
 std::optional<uint64_t> first_difference(const MerkleTree& a, const MerkleTree::LeafReader& leaf_of_a,

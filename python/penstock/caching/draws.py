@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.stream.batch_seeds import generator_states, have_moved, is_same_state
+from penstock.stream.batch_seeds import generator_states, have_moved
+from penstock.worker.fingerprint import state_of_generator
 
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _ITEMS_MAX = 64  # of a container that is searched for generators
@@ -28,11 +29,12 @@ class DrawWatch:
     found in attributes of ``dataset``."""
 
     def __init__(self, dataset: Any) -> None:
-        self._own = [(one, _state_of(one)) for one in _generators_in(dataset, _DEPTH_MAX, set())]
+        own = _generators_in(dataset, _DEPTH_MAX, set())
+        self._own = [(one, state_of_generator(one)) for one in own]
         self._global = generator_states()
 
     def has_own_moved(self) -> bool:
-        return any(not is_same_state(state, _state_of(one)) for one, state in self._own)
+        return any(state != state_of_generator(one) for one, state in self._own)
 
     def has_global_moved(self) -> bool:
         return have_moved(self._global)
@@ -42,16 +44,6 @@ def are_others_drawing() -> bool:
     """Return whether another thread may draw from the global generators at the same time: samples
     are then fetched on several threads, of which this is one."""
     return threading.current_thread() is not threading.main_thread()
-
-
-def _state_of(generator: Any) -> Any:
-    if isinstance(generator, torch.Generator):
-        return {"state": generator.get_state().numpy()}
-    if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
-    if isinstance(generator, np.random.RandomState):
-        return generator.get_state(legacy=False)
-    return {"state": np.frombuffer(repr(generator.getstate()).encode(), np.uint8)}
 
 
 def _generators_in(value: Any, depth: int, seen: set[int]) -> Iterator[Any]:

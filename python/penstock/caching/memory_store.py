@@ -23,9 +23,12 @@ class MemoryStore:
     """Samples by index, in memory that processes share. Thread-safe."""
 
     def __init__(self, sample_count: int, budget_bytes: int) -> None:
-        self._native = _C.SampleStore.create(sample_count=sample_count, budget_bytes=budget_bytes)
-        self.is_barred = self._native.is_barred
-        self.count, self.counted = self._native.count, self._native.counted
+        self._set(_C.SampleStore.create(sample_count=sample_count, budget_bytes=budget_bytes))
+
+    def _set(self, native: _C.SampleStore) -> None:
+        self._native = native
+        self.is_barred = native.is_barred
+        self.count, self.counted = native.count, native.counted
 
     @property
     def native(self) -> _C.SampleStore:
@@ -45,7 +48,5 @@ def _attach(descriptor: Any) -> MemoryStore:
     store: MemoryStore = MemoryStore.__new__(MemoryStore)
     fd = descriptor.detach()
     os.set_inheritable(fd, False)
-    store._native = _C.SampleStore.attach(fd)
-    store.is_barred = store._native.is_barred
-    store.count, store.counted = store._native.count, store._native.counted
+    store._set(_C.SampleStore.attach(fd))
     return store

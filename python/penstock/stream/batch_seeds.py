@@ -110,16 +110,16 @@ def have_moved(states: tuple[Any, ...]) -> bool:
     return (
         not torch.equal(of_torch, torch.get_rng_state())
         or of_random != random.getstate()
-        or not is_same_state(of_numpy, np.random.get_state(legacy=False))
+        or not _is_same(of_numpy, np.random.get_state(legacy=False))
     )
 
 
-def is_same_state(some: Any, other: Any) -> bool:
+def _is_same(some: Any, other: Any) -> bool:
     """Return whether two states of numpy's generator are equal, for any kind of generator."""
     if isinstance(some, dict) and isinstance(other, dict):
         if some.keys() != other.keys():
             return False
-        return all(is_same_state(some[name], other[name]) for name in some)
+        return all(_is_same(some[name], other[name]) for name in some)
     return np.array_equal(some, other)
 
 

@@ -162,7 +162,7 @@ class _Walk:
         elif isinstance(value, (torch.Generator, random.Random)) or kind.__module__.startswith(
             "numpy.random"
         ):
-            self.parts.append(_of_generator(value))
+            self.parts.append(state_of_generator(value))
         elif isinstance(value, types.FunctionType):
             self._look_into_function(value)
         elif isinstance(value, types.MethodType):
@@ -314,7 +314,7 @@ class _Walk:
         if isinstance(value, (torch.Generator, random.Random)) or kind.__module__.startswith(
             "numpy.random"
         ):
-            self.parts.append(_of_generator(value))
+            self.parts.append(state_of_generator(value))
         elif isinstance(value, type):
             if value.__module__.partition(".")[0] == package:
                 inner = [
@@ -426,7 +426,8 @@ def _names_in(code: types.CodeType) -> tuple[str, ...]:
     return (*code.co_names, *(name for part in inner for name in _names_in(part)))
 
 
-def _of_generator(value: Any) -> Any:
+def state_of_generator(value: Any) -> Any:
+    """Return the state of a generator of torch, Python or NumPy, in a form that ``==`` compares."""
     if isinstance(value, torch.Generator):
         return value.get_state().numpy().tobytes()
     if isinstance(value, random.Random):
