@@ -135,7 +135,8 @@ class Elastic:
 
     def close(self) -> None:
         for pid in self.processes().values():
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it may have ended meanwhile
+                os.kill(pid, signal.SIGKILL)
         self.pool.close()
 
 

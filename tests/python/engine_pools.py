@@ -149,8 +149,10 @@ class SlurmPool(EnginePool):
         self.cluster.ask("scontrol", "update", "partition=harvest", "state=INACTIVE")
 
     def close(self) -> None:
-        super().close()  # first, so that no new jobs are requested
-        self.cluster.close()
+        try:
+            super().close()  # first, so that no new jobs are requested
+        finally:
+            self.cluster.close()
 
 
 class RayPool(EnginePool):

@@ -51,7 +51,7 @@ OUTSIDE: dict[str, str] = {
     "tf.data service": """DispatchServer ShardingPolicy auto_scaler.cc consumer_index
         dispatcher_address fault_tolerant_mode from_tensor_slices interleave
         num_consumers work_dir""",
-    "torch": """CUDA_LAUNCH_BLOCKING Join _data_queue _index_queues
+    "torch": """CUDA_LAUNCH_BLOCKING _data_queue _index_queues
         _worker_result_queue cuda pymp-*/sock-* torch._utils._rebuild_sparse_tensor
         torch::inductor::AOTIModelPackageLoader torch::nativert x.cuda""",
     "an installed penstock": """lib/torch_2_15 penstock/lib/torch_2_15 penstock/lib/licences
