@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a record of visits costs.
 
-- record: the CPU time of recording a batch of a shuffled epoch of a million samples, in
-  nanoseconds, from the order that the native side draws ("order") and from a list of a sampler
-  ("list"); and the bytes that it takes.
+- record: the CPU time of the trainer's thread for a batch of a shuffled epoch of a million samples,
+  in nanoseconds, from the order that the native side draws ("order") and from a list of a sampler
+  ("list"); and the bytes that it takes. There is a pause after every 100 batches, as a trainer has
+  steps between them: a thread makes the pages of the file meanwhile.
 - compare: the time in which two equal runs are compared by their roots, in milliseconds, after the
   first reading of each ("first").
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from penstock import _pool
 
 SAMPLES = 1_000_000
 BATCH_SIZES = (1, 64, 1024)
+BURST = 100  # batches
+PAUSE_S = 0.002
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -50,21 +53,26 @@ def recorder_in(folder: Path) -> Any:
 
 def measure_recording(folder: Path, size: int, round_count: int, most: int) -> Iterator[Record]:
     order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(1))
-    count = min(most, SAMPLES // size)
+    count = min(most, SAMPLES // size // BURST * BURST)
     lists = [order[place * size : place * size + size].tolist() for place in range(min(count, 500))]
     recorder = recorder_in(folder)
     recorder.set_order(order.numpy())
-    times: dict[str, list[float]] = {"order": [], "list": []}
+    appends: dict[str, Callable[[int], Any]] = {
+        "order": lambda place: recorder.append_order(0, place, place * size, size),
+        "list": lambda place: recorder.append(0, place, lists[place % len(lists)]),
+    }
+    times: dict[str, list[float]] = {source: [] for source in appends}
     before = recorder.bytes
     for _ in range(round_count):
-        began_at = time.process_time()
-        for place in range(count):
-            recorder.append_order(0, place, place * size, size)
-        ended_at = time.process_time()
-        for place in range(count):
-            recorder.append(0, place, lists[place % len(lists)])
-        times["order"].append((ended_at - began_at) / count * 1e9)
-        times["list"].append((time.process_time() - ended_at) / count * 1e9)
+        for source, append in appends.items():
+            took_s = 0.0
+            for first in range(0, count, BURST):
+                time.sleep(PAUSE_S)
+                began_at = time.thread_time()
+                for place in range(first, first + BURST):
+                    append(place)
+                took_s += time.thread_time() - began_at
+            times[source].append(took_s / count * 1e9)
     bytes_each = (recorder.bytes - before) / (2 * round_count * count)
     recorder.close()
     for source, values in times.items():
@@ -93,7 +101,7 @@ def measure(args: argparse.Namespace) -> Iterator[Record]:
     with tempfile.TemporaryDirectory() as name:
         for size in BATCH_SIZES:
             folder = Path(name) / str(size)
-            yield from measure_recording(folder, size, *((2, 500) if args.quick else (5, 100_000)))
+            yield from measure_recording(folder, size, *((2, 500) if args.quick else (5, 20_000)))
         yield from measure_comparison(Path(name), 20_000 if args.quick else 1_000_000)
 
 

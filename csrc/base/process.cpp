@@ -3,6 +3,8 @@
 
 #include <cxxabi.h>
 #include <limits.h>
+#include <pthread.h>
+#include <signal.h>
 #include <sys/random.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -23,6 +25,13 @@
 #include "base/result.h"
 
 namespace penstock {
+
+void begin_own_thread(const char* name) {
+  ::pthread_setname_np(::pthread_self(), name);
+  sigset_t all;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
+}
 
 std::optional<std::string> environment(const char* variable) {
   const char* value = std::getenv(variable);  // NOLINT(concurrency-mt-unsafe): nothing here sets variables

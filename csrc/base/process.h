@@ -43,6 +43,10 @@ class ProcessBound {
 // read them.
 std::optional<std::string> environment(const char* variable);
 
+// For the start of a thread that this library has started for itself: names the calling thread, in up to 15 characters,
+// and leaves signals to the program's threads. Python notices a signal late that another thread has received.
+void begin_own_thread(const char* name);
+
 // The name of this machine, for display.
 std::string host_name();
 

@@ -4,7 +4,6 @@
 #include <arpa/inet.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -13,7 +12,6 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
-#include <csignal>
 #include <cstdint>
 #include <cstring>
 #include <deque>
@@ -208,11 +206,7 @@ Result<HostAddress> guarded_lookup(const Resolver::Lookup& lookup, const std::st
 // Looks up one host after the other until the queue is empty. An exception that left the thread would terminate the
 // program, so only the lookup allocates.
 void run(const SharedState& state, std::string host) {
-  ::pthread_setname_np(::pthread_self(), "pk_lookup");
-  // Signals are for the program's threads.
-  sigset_t all;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  begin_own_thread("pk_lookup");
   for (;;) {
     auto address = guarded_lookup(state->lookup, host);
     const MutexLock lock(state->mutex);

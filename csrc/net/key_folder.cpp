@@ -2,14 +2,12 @@
 #include "net/key_folder.h"
 
 #include <fcntl.h>
-#include <pthread.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
-#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -166,11 +164,7 @@ void KeyFolderReader::ask(Instant now) {
   requested_at_ = now;
   try {
     std::thread([state = state_] {
-      ::pthread_setname_np(::pthread_self(), "pk_key_read");
-      // Signals are for the program's threads.
-      sigset_t all;
-      ::sigfillset(&all);
-      ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
+      begin_own_thread("pk_key_read");
       std::optional<PublicKeys> found;
       try {
         const auto fd = open_key_folder(state->folder);

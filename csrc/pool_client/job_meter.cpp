@@ -2,13 +2,13 @@
 #include "pool_client/job_meter.h"
 
 #include <dlfcn.h>
-#include <pthread.h>
 
 #include <chrono>
-#include <csignal>
 #include <exception>
 #include <thread>
 #include <utility>
+
+#include "base/process.h"
 
 namespace penstock::pool_client {
 namespace {
@@ -76,11 +76,7 @@ wire::GpuMeter GpuEnergyMeter::take() {
 }
 
 void GpuEnergyMeter::run(State& state, const std::string& uuid, const std::string& library) {
-  ::pthread_setname_np(::pthread_self(), "pk_energy");
-  // Signals are left to the program's threads.
-  sigset_t all;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  begin_own_thread("pk_energy");
   const auto gpu = GpuEnergy::open(uuid, library);
   wire::GpuMeter meter;
   bool is_first = true;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "replica/relay.h"
 
-#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -285,7 +284,7 @@ std::optional<std::pair<std::string, Duration>> Relay::awaited_follower() const 
 // ---- The followers' side
 
 void Relay::run(size_t follower) {
-  ::pthread_setname_np(::pthread_self(), "pk_relay");
+  begin_own_thread("pk_relay");
   try {
     serve(follower);
   } catch (...) {

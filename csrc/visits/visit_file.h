@@ -5,7 +5,8 @@
 // A record is copied into a shared mapping of the file. From then on it is in the kernel's page cache, so that it
 // survives any death of the process, and no system call is needed for a batch. It does not survive a failure of the
 // machine before the kernel has written it back. The file's blocks are allocated before they are mapped: a full disk is
-// an error of append() and not a SIGBUS.
+// an error of append() and not a SIGBUS. The pages of the mapping are made by a thread of their own, since the first
+// write to a page of a file takes longer than a record.
 
 #include <cstddef>
 #include <cstdint>
@@ -39,6 +40,10 @@ class FileMapping {
 
   std::byte* data() const { return data_; }
   uint64_t size() const { return size_; }
+
+  // Makes the pages of a writable mapping, which keep their content. Linux before 5.14 makes each when it is first
+  // written.
+  void make_pages() const;
 
  private:
   std::byte* data_ = nullptr;
@@ -90,7 +95,7 @@ class VisitRecorder {
   std::string path_;
   FileDescriptor file_;
   std::string repair_;
-  FileMapping window_;
+  std::shared_ptr<const FileMapping> window_ = std::make_shared<FileMapping>();
   uint64_t window_offset_ = 0;
   uint64_t end_ = 0;  // of the content, in the file
   uint64_t chain_ = 0;

@@ -38,15 +38,16 @@ void BatchView::append_to(std::vector<int64_t>& indices) const {
 
 Packing Packing::of(std::span<const int64_t> indices) {
   if (indices.empty()) return {};
+  const auto first = static_cast<uint64_t>(indices.front());
+  size_t run_count = 1;
+  while (run_count < indices.size() && static_cast<uint64_t>(indices[run_count]) == first + run_count) ++run_count;
+  if (run_count == indices.size()) return {.base = indices.front(), .width = 0};
   int64_t low = indices.front();
   int64_t high = low;
-  bool is_run = true;
-  for (size_t place = 0; place < indices.size(); ++place) {
-    low = std::min(low, indices[place]);
-    high = std::max(high, indices[place]);
-    is_run &= static_cast<uint64_t>(indices[place]) == static_cast<uint64_t>(indices.front()) + place;
+  for (const int64_t index : indices) {
+    low = std::min(low, index);
+    high = std::max(high, index);
   }
-  if (is_run) return {.base = low, .width = 0};
   const uint64_t range = static_cast<uint64_t>(high) - static_cast<uint64_t>(low);
   const int bytes = (64 - std::countl_zero(range | 1) + 7) / 8;
   return {.base = low, .width = static_cast<uint8_t>(bytes)};

@@ -2,7 +2,6 @@
 #include "worker/read_advisor.h"
 
 #include <fcntl.h>
-#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
@@ -18,6 +17,7 @@
 
 #include "base/file_descriptor.h"
 #include "base/mutex.h"
+#include "base/process.h"
 
 namespace penstock::worker {
 
@@ -59,7 +59,7 @@ struct ReadAdvisor::Shared {
   std::atomic<uint64_t> cold = 0;
 
   void work() {
-    ::pthread_setname_np(::pthread_self(), "pk_read_ahead");
+    begin_own_thread("pk_read_ahead");
     while (const auto path = next()) check(*path);
   }
 

@@ -2,10 +2,13 @@
 #include "base/process.h"
 
 #include <gtest/gtest.h>
+#include <pthread.h>
+#include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -34,6 +37,24 @@ std::string limits_after(rlim_t soft, rlim_t hard) {
 TEST(DescriptorLimit, IsRaisedToTheHardOne) {
   EXPECT_EQ(limits_after(200, 400), "200 to 400, found 400 of 400");
   EXPECT_EQ(limits_after(400, 400), "400 to 400, found 400 of 400");
+}
+
+// Python would notice Ctrl-C late.
+TEST(OwnThread, LeavesSignalsToTheProgramsThreads) {
+  std::array<char, 16> name{};
+  bool is_blocked = false;
+  std::thread([&] {
+    begin_own_thread("pk_test");
+    ::pthread_getname_np(::pthread_self(), name.data(), name.size());
+    sigset_t blocked;
+    ::pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
+    is_blocked = ::sigismember(&blocked, SIGINT) == 1 && ::sigismember(&blocked, SIGTERM) == 1;
+  }).join();
+  EXPECT_STREQ(name.data(), "pk_test");
+  EXPECT_TRUE(is_blocked);
+  sigset_t blocked;
+  ::pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
+  EXPECT_EQ(::sigismember(&blocked, SIGINT), 0);
 }
 
 }  // namespace
