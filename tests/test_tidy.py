@@ -69,7 +69,7 @@ PYTHON_ARROWS: dict[str, tuple[str, ...]] = {
     "sampling": ("ranks",),
     "stream": ("sampling",),
     "images": ("stream",),
-    "worker": ("stream", "images"),
+    "worker": ("stream", "images", "tuning"),
     "pool": ("worker",),
     "graph": ("compat",),
     "tracking": ("graph",),

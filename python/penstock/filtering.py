@@ -47,7 +47,7 @@ def filtered(
     *,
     inputs: Any = None,
     num_workers: int | Literal["auto"] = 0,
-    fetch_threads: int = 1,
+    fetch_threads: int | str = 1,
     pool: Pool | str | None = None,
     ranks: Ranks | None = None,
     cache: str | os.PathLike[str] | None = None,
@@ -76,8 +76,8 @@ def filtered(
             cheaper to read than samples. Default: None, the samples.
         num_workers (int | "auto"): Number of worker processes, as in :class:`DataLoader`. Default:
             0, this process.
-        fetch_threads (int): Threads in each worker that read samples, as in :class:`DataLoader`.
-            Default: 1.
+        fetch_threads (int | str): Threads in each worker that read samples, as in
+            :class:`DataLoader`. Default: 1.
         pool (Pool | str | None): Pool of workers, as in :class:`DataLoader`. Default: None.
         ranks (Ranks | None): Share the evaluation among the ranks of a job, each of which must call
             this function. Ranks exchange the results in the job's store. Default: None, each

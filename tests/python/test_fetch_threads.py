@@ -391,10 +391,10 @@ def test_fetch_threads_is_a_public_attribute() -> None:
     [
         (0, ValueError, "fetch_threads must be >= 1, got 0; pass 1"),
         (-2, ValueError, "fetch_threads must be >= 1, got -2; pass 1"),
-        (True, TypeError, "fetch_threads must be an int >= 1, got True of type bool"),
-        (2.0, TypeError, "fetch_threads must be an int >= 1, got 2.0 of type float"),
-        ("4", TypeError, "fetch_threads must be an int >= 1, got '4' of type str"),
-        (None, TypeError, "fetch_threads must be an int >= 1, got None of type NoneType"),
+        (True, TypeError, "fetch_threads must be an int >= 1 or 'auto', got True of type bool"),
+        (2.0, TypeError, "fetch_threads must be an int >= 1 or 'auto', got 2.0 of type float"),
+        ("4", TypeError, "fetch_threads must be an int >= 1 or 'auto', got '4' of type str"),
+        (None, TypeError, "fetch_threads must be an int >= 1 or 'auto', got None of type NoneType"),
     ],
 )
 @pytest.mark.parametrize("workers", [0, 1])

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from pool_processes import pool_of
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from penstock import _C, DataLoader, SharedList
+from penstock import _C, DataLoader, Pool, SharedList
 from penstock.worker.read_ahead import ReadAhead, files_of_samples
 
 COUNT = 12
@@ -37,8 +38,8 @@ class Files(Dataset[Any]):
 
 
 class Patient(Files):
-    """Its first sample waits until the file of a sample of the next batch is in memory, which only
-    advice can bring there."""
+    """Its first sample waits until the file of the last one is in memory, which only advice can
+    bring there."""
 
     def __getitem__(self, index: int) -> Any:
         if index == 0:
@@ -121,6 +122,19 @@ def test_worker_reads_files_of_the_next_batch_ahead(paths: list[Path]) -> None:
     batches = [*DataLoader(Patient(paths), batch_size=COUNT // 2, num_workers=1)]
     assert batches[0][0].tolist() == [1] * 8
     assert batches[1][:, 0].tolist() == [*range(COUNT // 2, COUNT)]
+
+
+@pytest.mark.slow
+def test_worker_of_a_pool_reads_the_files_of_its_batch_ahead(
+    paths: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for pool in pool_of(tmp_path, monkeypatch):
+        pool.start_worker()
+        of_pool = Pool(pool.endpoint, code_paths=[Path(__file__).parent])
+        loader = DataLoader(Patient(paths), batch_size=COUNT, pool=of_pool, timeout=60)
+        (batch,) = loader
+        assert batch[0].tolist() == [1] * 8
+        assert batch[1:, 0].tolist() == [*range(1, COUNT)]
 
 
 def test_variable_switches_reading_ahead_off(

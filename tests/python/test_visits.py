@@ -289,7 +289,7 @@ def test_killed_program_has_recorded_what_it_was_given(tmp_path: Path) -> None:
         assert len(recorded) <= len(batches) + 1  # the one that it was about to report
         found = audit(Path(folder))
         assert sum(one["batches"] for one in found["sessions"]) == len(recorded)
-        # SIGKILL may arrive while a record is copied: this one, at the end of the file, is reported.
+        # SIGKILL may arrive while a record is copied, which is then reported.
         assert len(found["torn"]) <= 1
         assert not any(one["is_damaged_inside"] for one in found["torn"])
 

@@ -38,6 +38,7 @@ from penstock.stream.shard_state import (
     load_dataset_state,
     shard_state,
 )
+from penstock.worker.automatic_threads import make_pool
 from penstock.worker.fetching import FetchSpec, InProcessFetcher
 from penstock.worker.map_fetchers import format_sample, timed_collate
 from penstock.worker.partial_batch import (
@@ -46,7 +47,6 @@ from penstock.worker.partial_batch import (
     described,
     without_errors,
 )
-from penstock.worker.threaded_fetch import make_pool
 
 
 class SingleProcessIter(CountedPulls, SingleProcessIterator):

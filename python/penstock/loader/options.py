@@ -109,7 +109,7 @@ class LoaderOptions:
     seeding: str | None
     shards: int | None
     prefetch_bytes: int | None
-    fetch_threads: int
+    fetch_threads: int | str
     on_error: str
     max_skipped: int
     overlap_epochs: bool
@@ -249,7 +249,8 @@ class LoaderOptions:
     def drawing_threads(self) -> int:
         """Return the number of threads on which a batch's samples may make draws that
         ``seeding="batch"`` should repeat; 0 if it can repeat them."""
-        return self.fetch_threads if self.is_seeded_by_batch and self.fetch_threads > 1 else 0
+        count = self.fetch_threads
+        return count if self.is_seeded_by_batch and isinstance(count, int) and count > 1 else 0
 
     @property
     def skip_limit(self) -> int | None:

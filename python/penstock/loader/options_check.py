@@ -344,23 +344,24 @@ def _check_prefetch_bytes(options: LoaderOptions) -> None:
 
 def _check_fetch_threads(options: LoaderOptions) -> None:
     count = options.fetch_threads
-    if type(count) is not int:
+    if count != "auto" and type(count) is not int:
         raise TypeError(
-            f"fetch_threads must be an int >= 1, got {count!r} of type {type(count).__name__}"
+            f"fetch_threads must be an int >= 1 or 'auto', got {count!r} of type "
+            f"{type(count).__name__}"
         )
-    if count < 1:
+    if isinstance(count, int) and count < 1:
         raise ValueError(f"fetch_threads must be >= 1, got {count}; pass 1 to fetch as torch does")
     if count == 1:
         return
     if isinstance(options.dataset, IterableDataset):
         raise ValueError(
-            f"fetch_threads={count} requires a map-style dataset, got the IterableDataset "
+            f"fetch_threads={count!r} requires a map-style dataset, got the IterableDataset "
             f"{type(options.dataset).__name__}, which makes its samples one after the other; leave "
             f"fetch_threads at 1 and read ahead inside it, or make it a map-style dataset"
         )
     if not options.auto_collation:
         raise ValueError(
-            f"fetch_threads={count} requires batches of samples, got batch_size=None, with which "
+            f"fetch_threads={count!r} requires batches of samples, got batch_size=None, with which "
             f"each request is a single call of the dataset; pass a batch_size or a batch_sampler, "
             f"or leave fetch_threads at 1 and use threads inside the dataset"
         )

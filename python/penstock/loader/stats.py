@@ -296,10 +296,13 @@ def facts_of(options: LoaderOptions, run: LoaderRun) -> dict[str, Any]:
     values = {name: getattr(options, name) for name in _SETTINGS}
     values["num_workers"] = int(options.num_workers)
     values["offload"] = run.plan is not None
+    has_auto_threads = options.fetch_threads == "auto"
+    if has_auto_threads:
+        values["fetch_threads"] = 1  # at least; no other number is advised
     return {
         "settings": LoaderSettings.of(values),
         "batch_samples": _batch_samples(options),
-        "takes_threads": _takes_threads(options),
+        "takes_threads": _takes_threads(options) and not has_auto_threads,
         "order_of_workers": _is_order_of_workers(options),
         "has_pool": options.pool is not None,
     }

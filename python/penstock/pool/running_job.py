@@ -26,13 +26,15 @@ from penstock.stream.batch_seeds import EpochSeeds
 from penstock.stream.batch_types import install as install_batch_types
 from penstock.stream.shard_state import ShardStart, ShardStarts, StateFailure
 from penstock.stream.table_rows import plain_rows
+from penstock.worker.automatic_threads import make_pool
 from penstock.worker.batch_pickle import dumps
 from penstock.worker.fetching import BatchPlace, FetchSpec, SeededFetcher, copy_for_shard
 from penstock.worker.fingerprint import Fingerprint, fingerprint
 from penstock.worker.partial_batch import PartialBatch, SkipReport, described
+from penstock.worker.read_ahead import ReadAhead
 from penstock.worker.request_feed import indices_of, unwrap_indices
 from penstock.worker.slab_collate import collating_into
-from penstock.worker.threaded_fetch import FetchPool, make_pool
+from penstock.worker.threaded_fetch import FetchPool
 
 _EPOCHS_MAX = 2  # the last batches of one epoch and the first of the next may alternate
 _LOOK_S_MIN = 0.005
@@ -67,6 +69,9 @@ class RunningJob:
         self._rows = None
         if self._init_error is None and job.fetch.auto_collation:
             self._rows = plain_rows(job.fetch.dataset, job.fetch.collate_fn)
+        # The requests that wait are in the worker's server, so only a batch's own files are known.
+        is_by_file = not self._is_iterable and self._rows is None
+        self._read_ahead = ReadAhead.of(job.fetch.dataset) if is_by_file else None
         # Whether a batch is a function of its request. A report of skipped samples is not.
         self._has_pure_batches = (
             job.may_be_kept and not self._is_iterable and job.fetch.max_skipped is None
@@ -166,6 +171,8 @@ class RunningJob:
                 epoch.find_lane(work, shard_id)
             place = BatchPlace(work.sequence, shard_id, work.first_place)
             indices, place = unwrap_indices(indices_of(work), place)
+            if self._read_ahead is not None:
+                self._read_ahead.note(indices)
             batch = epoch.fetch(indices, place)
         except BaseException as error:
             if self._is_iterable and isinstance(error, StopIteration):

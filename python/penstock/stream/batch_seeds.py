@@ -18,9 +18,11 @@ context that restores the generators (:class:`GeneratorsKept`, :class:`AllGenera
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import inspect
 import random
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -241,10 +243,23 @@ class PlacedSamples:
             return [PlacedIndex(index.place, int(index)) for index in indices]
         return [PlacedIndex(place, index) for place, index in enumerate(indices, first)]
 
-    def __getitem__(self, placed: PlacedIndex) -> Any:
-        place, index = placed
+    @contextlib.contextmanager
+    def globals_unseeded(self) -> Iterator[None]:
+        """Leave the global generators alone, for samples that do not use them."""
+        seeds_globals, self._seeds_globals = self._seeds_globals, False
+        try:
+            yield
+        finally:
+            self._seeds_globals = seeds_globals
+
+    def seed_globals_of(self, placed: PlacedIndex) -> None:
+        """Seed the global generators as the sample does, if they are seeded for each sample."""
         if self._seeds_globals:
-            self._seeds.seed_generators_at(place, SampleSeed.GLOBALS)
+            self._seeds.seed_generators_at(placed.place, SampleSeed.GLOBALS)
+
+    def __getitem__(self, placed: PlacedIndex) -> Any:
+        self.seed_globals_of(placed)
+        place, index = placed
         dataset, index = selected(self._dataset, index)
         if not self._takes_generator:
             return dataset[index]

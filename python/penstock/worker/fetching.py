@@ -14,6 +14,7 @@ from penstock import _C
 from penstock.compat.iterators import (
     BaseIterator,
     DatasetKind,
+    MapDatasetFetcher,
     WorkerInfo,
     set_worker_info,
     worker_info,
@@ -41,6 +42,7 @@ from penstock.stream.shard_state import (
     load_dataset_state,
     shard_state,
 )
+from penstock.worker.automatic_threads import AutomaticMapFetcher, AutomaticPool, make_pool
 from penstock.worker.map_fetchers import (
     NamingMapFetcher,
     RowFetcher,
@@ -53,7 +55,6 @@ from penstock.worker.threaded_fetch import (
     FetchPool,
     ThreadedMapFetcher,
     fetches_whole_batches,
-    make_pool,
 )
 
 
@@ -66,7 +67,7 @@ class FetchSpec:
     auto_collation: bool
     collate_fn: Callable[[Any], Any]
     drop_last: bool
-    fetch_threads: int
+    fetch_threads: int | str  # or "auto"
     rows: SampleRows | None = None  # of the worker's batches, if default_collate makes them
     shards: RankShards | None = None  # of an iterable dataset that ranks share
     clock: _C.FetchClock | None = None  # in the process that makes the batches
@@ -78,7 +79,7 @@ class FetchSpec:
     @staticmethod
     def of(
         iterator: BaseIterator,
-        fetch_threads: int,
+        fetch_threads: int | str,
         shards: RankShards | None = None,
         max_skipped: int | None = None,
     ) -> FetchSpec:
@@ -99,26 +100,41 @@ class FetchSpec:
         :class:`.PartialBatch` for a batch with failed samples.
         """
         clock, collate_fn = self.clock, self.collate_fn
+        placed = dataset if isinstance(dataset, PlacedSamples) else None
         if clock is not None:
             collate_fn = timed_collate(clock, collate_fn)
         if self.max_skipped is not None:
             dataset, collate_fn = skipping(dataset, collate_fn)
-        if pool is not None:
+        is_by_sample = self.dataset_kind == DatasetKind.Map and not fetches_whole_batches(dataset)
+        if isinstance(pool, AutomaticPool):
+            if is_by_sample:
+                pool.search_generators(self.dataset)
+                serial = functools.partial(self._make_serial_fetcher, dataset)
+                return AutomaticMapFetcher(
+                    dataset, collate_fn, self.drop_last, serial, pool, placed
+                )
+        elif pool is not None:
             return ThreadedMapFetcher(
                 dataset, self.auto_collation, collate_fn, self.drop_last, pool
             )
-        is_map = self.dataset_kind == DatasetKind.Map
-        if is_map and not fetches_whole_batches(dataset):
-            options = (dataset, self.auto_collation, collate_fn, self.drop_last)
-            plain = (
-                NamingMapFetcher(*options) if clock is None else TimedMapFetcher(clock, *options)
-            )
-            if self.rows is None:
-                return plain
-            return RowFetcher(dataset, collate_fn, self.drop_last, self.rows, plain)
+        if is_by_sample:
+            return self._make_serial_fetcher(dataset, collate_fn)
         return DatasetKind.create_fetcher(
             self.dataset_kind, dataset, self.auto_collation, collate_fn, self.drop_last
         )
+
+    def _make_serial_fetcher(
+        self, dataset: Any, collate_fn: Callable[[Any], Any]
+    ) -> MapDatasetFetcher:
+        options = (dataset, self.auto_collation, collate_fn, self.drop_last)
+        plain = (
+            NamingMapFetcher(*options)
+            if self.clock is None
+            else TimedMapFetcher(self.clock, *options)
+        )
+        if self.rows is None:
+            return plain
+        return RowFetcher(dataset, collate_fn, self.drop_last, self.rows, plain)
 
 
 class BatchPlace(NamedTuple):
@@ -222,7 +238,8 @@ class SeededFetcher:
         self._places: Counter[int] = Counter()
         self._is_map = spec.dataset_kind == DatasetKind.Map
         self._placed: PlacedSamples | None = None
-        self._has_threads = pool is not None
+        # Automatic ones fetch the samples as one thread does.
+        self._has_threads = pool is not None and not isinstance(pool, AutomaticPool)
         self.threads_drew = False  # from the global generators, and so not reproducibly
         self.watches_draws = False  # whether drew_nothing is determined
         self.drew_nothing = False  # the last batch, of a map-style dataset

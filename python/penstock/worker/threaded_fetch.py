@@ -69,11 +69,6 @@ def fetches_whole_batches(dataset: Any) -> bool:
     return bool(getattr(below_subsets(dataset), "__getitems__", None))
 
 
-def make_pool(fetch_threads: int) -> FetchPool | None:
-    """Return a pool of ``fetch_threads`` threads; None if samples are fetched serially."""
-    return FetchPool(fetch_threads) if fetch_threads > 1 else None
-
-
 class FetchPool:
     """Up to ``thread_count`` threads named pk_fetch_N, started when a batch first needs them.
 
@@ -83,6 +78,7 @@ class FetchPool:
 
     def __init__(self, thread_count: int) -> None:
         self._thread_count = thread_count
+        self.cpu_s = 0.0  # of all threads, for all batches
         self._make_empty()
 
     def _make_empty(self) -> None:
@@ -92,8 +88,9 @@ class FetchPool:
         self._unfinished: _BatchFetch | None = None
         self._end = weakref.finalize(self, _end_threads, self._pid, self._batches, self._threads)
 
-    def fetch(self, dataset: Any, indices: list[Any]) -> list[Any]:
+    def fetch(self, dataset: Any, indices: list[Any], thread_count: int | None = None) -> list[Any]:
         """Return the samples at ``indices``, in that order. Block until the batch is complete.
+        ``thread_count`` is the number of threads that fetch them, by default all.
 
         Raise the exception of the first failing sample in that order; samples that were not started
         by then are skipped. An interrupt is raised immediately; the next call then waits for the
@@ -104,20 +101,22 @@ class FetchPool:
         if self._unfinished is not None:
             self._unfinished.wait()
         batch = _BatchFetch(dataset, indices, _ThreadState.current())
+        count = min(thread_count or self._thread_count, len(indices))
         try:
             self._unfinished = batch
-            for _ in range(min(self._thread_count, len(indices))):
+            for _ in range(count):
                 self._batches.put(batch)
-            self._start_threads(len(indices))
+            self._start_threads(count)
             batch.wait()
         except BaseException:
             batch.cancel()
             raise
         self._unfinished = None
+        self.cpu_s += batch.cpu_s
         return batch.take_samples()
 
-    def _start_threads(self, sample_count: int) -> None:
-        while len(self._threads) < min(self._thread_count, sample_count):
+    def _start_threads(self, count: int) -> None:
+        while len(self._threads) < count:
             name = f"pk_fetch_{len(self._threads)}"
             thread = threading.Thread(target=_serve, args=(self._batches,), name=name, daemon=True)
             thread.start()
@@ -166,6 +165,7 @@ class _BatchFetch:
         self._claimed_count = 0
         self._claims_end = len(indices)
         self._thread_count = 0  # in work()
+        self.cpu_s = 0.0  # of the threads that have left work()
         self._samples: list[Any] = [None] * len(indices)
         self._failures: dict[int, BaseException] = {}  # by position in the batch
         if not indices:
@@ -175,6 +175,7 @@ class _BatchFetch:
         """Fetch samples until none is left to claim."""
         if not self._try_join():
             return
+        began_cpu_s = time.thread_time()
         try:
             with contextlib.ExitStack() as stack:
                 self.state.enter(stack)
@@ -183,7 +184,7 @@ class _BatchFetch:
         except BaseException as failure:  # of entering the state or leaving it
             self._fail(len(self._indices), failure)
         finally:
-            self._leave()
+            self._leave(time.thread_time() - began_cpu_s)
 
     def wait(self) -> None:
         """Block until no sample is being fetched and no further one will be started."""
@@ -237,9 +238,10 @@ class _BatchFetch:
             self._failures[position] = failure
         self.cancel()
 
-    def _leave(self) -> None:
+    def _leave(self, cpu_s: float) -> None:
         with self._lock:
             self._thread_count -= 1
+            self.cpu_s += cpu_s
             self._settle()
 
     def _settle(self) -> None:

@@ -44,6 +44,7 @@ from penstock.stream.shard_state import (
     load_shard_between_epochs,
 )
 from penstock.stream.table_rows import plain_rows
+from penstock.worker.automatic_threads import make_pool
 from penstock.worker.batch_pickle import dumps
 from penstock.worker.dataset_watch import DatasetWatch, FetchWatch, RowsWatch, Watch
 from penstock.worker.fetching import (
@@ -60,7 +61,7 @@ from penstock.worker.partial_batch import PartialBatch, SkipReport, described
 from penstock.worker.read_ahead import ReadAhead
 from penstock.worker.request_feed import RequestFeed, indices_of, make_preceding, unwrap_indices
 from penstock.worker.slab_collate import collate_into_slabs, collating_into
-from penstock.worker.threaded_fetch import FetchPool, make_pool
+from penstock.worker.threaded_fetch import FetchPool
 from penstock.worker.worker_process import enable_stack_dump, set_up_process
 from penstock.worker.worker_start import PickledOnce, StartPermit, release_in_child
 
