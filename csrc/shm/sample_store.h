@@ -23,6 +23,7 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/copy_digest.h"
 #include "base/file_descriptor.h"
 #include "base/result.h"
 
@@ -55,7 +56,7 @@ struct SampleStoreSpec {
 
 // A stored sample starts with this head.
 struct SampleHead {
-  ContentDigest::Value digest;  // of the rest of the head, and of the sample
+  CopyDigest::Value digest;  // of the rest of the head, and of the sample
   uint64_t index;
   uint64_t bytes;  // of the sample, without this head
   uint64_t record_bytes;

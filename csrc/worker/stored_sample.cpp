@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/copy_digest.h"
 #include "shm/sample_store.h"
 #include "wire/nest.h"
 #include "worker/slab_writer.h"
@@ -18,9 +19,9 @@ namespace {
 using shm::SampleHead;
 
 // The digest of the head's numbers and of the parts of a sample.
-ContentDigest begin_digest(const SampleHead& head, std::span<const std::byte> record) {
-  ContentDigest digest;
-  for (const uint64_t word : {head.index, head.bytes, head.record_bytes, head.tag}) digest.add(word);
+CopyDigest begin_digest(const SampleHead& head, std::span<const std::byte> record) {
+  CopyDigest digest;
+  digest.add(std::as_bytes(std::span(&head, 1)).subspan(sizeof head.digest));
   digest.add(record);
   return digest;
 }
@@ -60,13 +61,10 @@ std::span<const std::byte> StorableSample::bytes_of(size_t tensor) const {
 void StorableSample::write(const SampleName& name, std::span<std::byte> memory) const {
   PENSTOCK_ASSERT(memory.size() == bytes_, memory.size(), " bytes for ", bytes_);
   SampleHead head{.digest = {}, .index = name.index, .bytes = bytes_, .record_bytes = record_.size(), .tag = name.tag};
-  ContentDigest digest = begin_digest(head, record_);
+  CopyDigest digest = begin_digest(head, record_);
   std::ranges::copy(record_, memory.begin() + sizeof head);
   for (size_t tensor = 0; tensor < tensors_.size(); ++tensor) {
-    const auto bytes = bytes_of(tensor);
-    if (!bytes.empty())
-      std::memcpy(memory.data() + payload_place_ + entries_[tensor].offset, bytes.data(), bytes.size());
-    digest.add(bytes);
+    digest.copy(bytes_of(tensor), memory.data() + payload_place_ + entries_[tensor].offset);
   }
   head.digest = digest.value();
   std::memcpy(memory.data(), &head, sizeof head);
@@ -90,16 +88,15 @@ std::optional<StoredSample> read_sample(const SampleName& name, std::span<const 
   if (payload_place > bytes.size()) return std::nullopt;
   const auto record = bytes.subspan(sizeof head, head.record_bytes);
   StoredSample sample{.record = {record.begin(), record.end()}, .frame = {}, .tensors = {}};
-  ContentDigest digest = begin_digest(head, sample.record);
+  CopyDigest digest = begin_digest(head, sample.record);
   auto frame = wire::parse_frame(sample.record);
   if (!frame || frame.value().payload_bytes != bytes.size() - payload_place) return std::nullopt;
   sample.frame = std::move(frame).value();
   for (const wire::TensorEntry& entry : sample.frame.tensors) {
     if (entry.encoding != wire::Encoding::kPlain) return std::nullopt;
     at::Tensor tensor = at::empty_strided(entry.shape, entry.strides, static_cast<at::ScalarType>(entry.dtype));
-    auto* const memory = static_cast<std::byte*>(tensor.mutable_data_ptr());
-    if (entry.bytes > 0) std::memcpy(memory, bytes.data() + payload_place + entry.offset, entry.bytes);
-    digest.add(std::span<const std::byte>(memory, entry.bytes));
+    digest.copy(bytes.subspan(payload_place + entry.offset, entry.bytes),
+                static_cast<std::byte*>(tensor.mutable_data_ptr()));
     sample.tensors.push_back(std::move(tensor));
   }
   const auto tensor_count = static_cast<uint32_t>(sample.tensors.size());
