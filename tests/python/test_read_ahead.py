@@ -174,6 +174,29 @@ def test_files_of_samples_are_found(paths: list[Path]) -> None:
     assert files(2) == [names[2], f"{names[2]}.mask"]
 
 
+class Listed(Files):
+    """Its paths are in a property, the first items of lists."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self.rows = paths
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def files(self) -> list[list[Any]]:
+        return [[path, 1] for path in self.rows if path.suffix != ".png"]
+
+
+def test_files_in_a_property_and_assigned_later_are_found(paths: list[Path]) -> None:
+    data = Files(paths)
+    files: Any = files_of_samples(data)
+    data.samples = data.imgs = data.samples[::-1]
+    assert files(0) == [str(paths[-1])]
+    files = files_of_samples(Listed(paths))
+    assert set(files(3)) == {str(paths[3])}
+
+
 @pytest.mark.parametrize(
     "dataset",
     [

@@ -35,10 +35,10 @@ from penstock.caching.draws import DrawWatch, are_others_drawing
 from penstock.caching.memory_store import MISSING, Count, MemoryStore
 from penstock.loader.data_version import dataset_fingerprint
 from penstock.program_line import warn
-from penstock.stream.batch_seeds import GeneratorsKept, accepts_generator, selected
+from penstock.stream.batch_seeds import GeneratorsKept, accepts_generator
 from penstock.tuning.process_resources import memory_left_bytes
-from penstock.worker import batch_pickle
-from penstock.worker.batch_pickle import dumps_stored
+from penstock.worker.batch_pickle import dumps_stored, loads
+from penstock.worker.read_ahead import files_of_samples
 from penstock.worker.threaded_fetch import fetches_whole_batches
 
 _T = TypeVar("_T")
@@ -47,9 +47,9 @@ _UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", re.IGNORECASE)
 _COMPARED_FIRST, _COMPARED_EVERY = 4, 32  # of the samples that are made to be stored
 _HEAD_BYTES = 64  # of a stored sample, with its digest and its size
+_TAG_MASK = (1 << 64) - 1
 _CHECKED_PLACES = (0.0, 0.25, 0.5, 0.75)  # of samples on disk, among all samples
 _UNCERTAIN_MAX = 64  # samples that other threads' draws keep out of the cache, before a warning
-_PATH_LISTS = ("samples", "paths", "files")
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +218,7 @@ class CachedDataset(Dataset[_T]):
         self._memory_bytes, self._folder = memory_bytes, folder
         self._store, self._disk = store, disk
         self._sample_count = len(dataset)
+        self._files_of = files_of_samples(dataset)
 
     def __len__(self) -> int:
         return len(self.cached_dataset)
@@ -226,8 +227,10 @@ class CachedDataset(Dataset[_T]):
         place = self._place_of(index)
         if place is None:
             return self.cached_dataset[index]  # type: ignore[no-any-return]
-        tag = self._tag_of(place)
-        found = self._look_up(place, tag)
+        tag = 0 if self._files_of is None else self._tag_of(place)
+        found = self._store.get(place, tag, loads, MISSING)
+        if found is MISSING:
+            found = self._look_up_on_disk(place, tag)
         if found is MISSING:
             made = self._made([place], [tag], lambda: [self.cached_dataset[place]])
             return made[0]  # type: ignore[no-any-return]
@@ -279,21 +282,15 @@ class CachedDataset(Dataset[_T]):
         return int(index) if 0 <= index < self._sample_count else None
 
     def _tag_of(self, place: int) -> int:
-        """Return a number that changes with the sample's file; 0 if the dataset has no paths."""
-        inner, index = selected(self.cached_dataset, place)
-        for name in _PATH_LISTS:
-            files = getattr(inner, name, None)
-            if not isinstance(files, Sequence) or isinstance(files, (str, bytes)):
-                continue
-            try:
-                file = files[index]
-                file = file[0] if isinstance(file, (tuple, list)) else file
-                status = os.stat(file) if isinstance(file, (str, os.PathLike)) else None
-            except (OSError, ValueError, LookupError, TypeError):
-                return 0
-            if status is not None:
-                return hash((status.st_size, status.st_mtime_ns, status.st_ino)) % (1 << 64)
-        return 0
+        """Return a number that changes with the sample's files; 0 if they are not known."""
+        if self._files_of is None:
+            return 0
+        try:
+            found = [os.stat(file) for file in self._files_of(place)]
+        except (OSError, ValueError, LookupError, TypeError):
+            return 0
+        parts = tuple((one.st_size, one.st_mtime_ns, one.st_ino) for one in found)
+        return hash(parts) & _TAG_MASK if parts else 0
 
     def _check_disk(self) -> None:
         """Make some samples that an earlier run has left on disk, and compare them."""
@@ -306,7 +303,7 @@ class CachedDataset(Dataset[_T]):
             return
         for place, data in found.items():
             tag = self._tag_of(place)
-            if _C.load_sample(place, tag, data, batch_pickle.loads, MISSING) is MISSING:
+            if _C.load_sample(place, tag, data, loads, MISSING) is MISSING:
                 continue  # it will not be served, either
             with GeneratorsKept():
                 sample = self.cached_dataset[place]
@@ -317,9 +314,12 @@ class CachedDataset(Dataset[_T]):
                 return
 
     def _look_up(self, place: int, tag: int) -> Any:
-        found = self._store.get(place, tag)
-        if found is not MISSING or self._disk is None or self._store.is_barred(place):
-            return found
+        found = self._store.get(place, tag, loads, MISSING)
+        return self._look_up_on_disk(place, tag) if found is MISSING else found
+
+    def _look_up_on_disk(self, place: int, tag: int) -> Any:
+        if self._disk is None or self._store.is_barred(place):
+            return MISSING
         try:
             found, size = self._disk.get(place, tag)
         except sqlite3.Error as error:

@@ -13,7 +13,6 @@ from multiprocessing import context, reduction
 from typing import Any
 
 from penstock import _C
-from penstock.worker import batch_pickle
 
 MISSING: Any = object()  # a sample may be None
 Count = _C.StoreCount
@@ -29,14 +28,11 @@ class MemoryStore:
         self._native = native
         self.is_barred = native.is_barred
         self.count, self.counted = native.count, native.counted
+        self.get = native.get
 
     @property
     def native(self) -> _C.SampleStore:
         return self._native
-
-    def get(self, index: int, tag: int) -> Any:
-        """Return a new object for the sample; MISSING if it is not stored."""
-        return self._native.get(index, tag, batch_pickle.loads, MISSING)
 
     def __reduce__(self) -> Any:
         if context.get_spawning_popen() is None:

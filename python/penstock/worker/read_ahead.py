@@ -17,10 +17,10 @@ from typing import Any
 from torch.utils.data import ConcatDataset, Subset
 
 from penstock import _C
-from penstock.worker.shared_list import SharedList
 
 VARIABLE = "PENSTOCK_READAHEAD"  # 0 switches it off
 _DEPTH_MAX = 8  # of datasets in datasets
+_PATH_LISTS = ("samples", "paths", "files")  # also as properties
 _Files = Callable[[int], list[str]]  # of a sample
 
 
@@ -63,7 +63,7 @@ def files_of_samples(dataset: Any, depth: int = 0) -> _Files | None:
 
     Known are lists among the attributes of a dataset that have an entry for each sample: a path, or
     a tuple that begins with one, as in ``samples`` of torchvision's folders. The file of the first
-    entry must exist.
+    entry must exist. An attribute that is assigned later is looked up again.
     """
     if depth > _DEPTH_MAX:
         return None
@@ -75,14 +75,15 @@ def files_of_samples(dataset: Any, depth: int = 0) -> _Files | None:
         return _of_joined(dataset, depth)
     try:
         sample_count = len(dataset)
-        attributes = [*vars(dataset).values()]
-    except TypeError:
+        names = [*vars(dataset), *(name for name in _PATH_LISTS if hasattr(type(dataset), name))]
+        lists = {name: getattr(dataset, name) for name in names}
+    except Exception:  # from a length or a property of the dataset
         return None
-    lists = [one for one in attributes if _is_list_of_files(one, sample_count)]
-    distinct = list({id(one[0]): one for one in lists}.values())  # torchvision's imgs is samples
+    found = {name: one for name, one in lists.items() if _is_list_of_files(one, sample_count)}
+    distinct = list({id(one): name for name, one in found.items()}.values())  # imgs is samples
     if not distinct:
         return None
-    return lambda index: [_path_of(one[index]) for one in distinct]
+    return lambda index: [_path_of(getattr(dataset, name)[index]) for name in distinct]
 
 
 def _of_joined(dataset: ConcatDataset[Any], depth: int) -> _Files | None:
@@ -101,12 +102,13 @@ def _of_joined(dataset: ConcatDataset[Any], depth: int) -> _Files | None:
 
 
 def _is_list_of_files(value: Any, sample_count: int) -> bool:
-    if not isinstance(value, (list, tuple, SharedList)) or len(value) != sample_count:
+    is_list = isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+    if not is_list or len(value) != sample_count:
         return False
     return sample_count > 0 and (path := _path_of(value[0])) != "" and os.path.isfile(path)
 
 
 def _path_of(entry: Any) -> str:
-    if isinstance(entry, tuple) and entry:
+    if isinstance(entry, (tuple, list)) and entry:
         entry = entry[0]
     return os.fspath(entry) if isinstance(entry, (str, os.PathLike)) else ""
