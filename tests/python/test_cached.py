@@ -791,6 +791,7 @@ def test_folder_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
         ({}, "memory or disk must be given, got neither"),
         ({"memory": 0}, 'memory must be a number of bytes > 0 or a text such as "2GB"'),
         ({"memory": "2 apples"}, "got '2 apples'"),
+        ({"memory": "1.5"}, "got '1.5'"),
         ({"memory": True}, "got True"),
         ({"memory": 1 << 60}, "memory must be at most the .* bytes that are free"),
         ({"disk": "/nvme/cache"}, "disk must be a folder and a budget"),

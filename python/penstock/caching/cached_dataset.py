@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import sqlite3
 import sys
 from collections.abc import Callable, Sequence
@@ -36,6 +35,7 @@ from penstock.caching.memory_store import MISSING, Count, MemoryStore
 from penstock.loader.data_version import dataset_fingerprint
 from penstock.program_line import warn
 from penstock.stream.batch_seeds import GeneratorsKept, accepts_generator
+from penstock.tuning.byte_sizes import parse_bytes
 from penstock.tuning.process_resources import memory_left_bytes
 from penstock.worker.batch_pickle import dumps_stored, loads
 from penstock.worker.read_ahead import files_of_samples
@@ -43,8 +43,6 @@ from penstock.worker.threaded_fetch import fetches_whole_batches
 
 _T = TypeVar("_T")
 
-_UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", re.IGNORECASE)
 _COMPARED_FIRST, _COMPARED_EVERY = 4, 32  # of the samples that are made to be stored
 _HEAD_BYTES = 64  # of a stored sample, with its digest and its size
 _TAG_MASK = (1 << 64) - 1
@@ -506,14 +504,10 @@ def _check(dataset: Any) -> None:
 
 
 def _bytes_of(size: Any, name: str) -> int:
-    found = _SIZE.fullmatch(size) if isinstance(size, str) else None
-    if found is not None:
-        base = 1024 if found[3] else 1000
-        count = int(float(found[1]) * base ** _UNITS[found[2].upper()])
-    elif isinstance(size, int) and not isinstance(size, bool):
-        count = size
+    if isinstance(size, str):
+        count = parse_bytes(size) or 0
     else:
-        count = 0
+        count = size if isinstance(size, int) and not isinstance(size, bool) else 0
     if count <= 0:
         raise ValueError(
             f'{name} must be a number of bytes > 0 or a text such as "2GB" or "512MiB", got '

@@ -13,10 +13,10 @@ import re
 import select
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from decimal import Decimal
 from typing import NoReturn
 
 from penstock.errors import PenstockError, code_of
+from penstock.tuning.byte_sizes import parse_bytes
 
 _FIRST_COLUMN = 28  # column of the options' texts
 _WIDTH = 100
@@ -218,13 +218,8 @@ def seconds(least: float) -> Callable[[str], float]:
 
 def byte_count(text: str) -> int:
     """Parse a number of bytes, as an argparse type: ``1048576``, ``200GB`` or ``64GiB``."""
-    found = re.fullmatch(r"(\d{1,18}(?:\.\d{1,3})?) ?(?:([kKMGT])(i?))?B?", text)
-    if found is not None:
-        number, unit, is_binary = found.groups()
-        base = 1024 if is_binary else 1000
-        count = Decimal(number) * base ** (" kMGT".index(unit.replace("K", "k")) if unit else 0)
-        if count == int(count) and count < 2**60:
-            return int(count)
+    if (count := parse_bytes(text)) is not None:
+        return count
     raise argparse.ArgumentTypeError(
         f"must be a number of bytes, such as 200GB, 64GiB or 1048576, got {text!r}"
     )
