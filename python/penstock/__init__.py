@@ -32,7 +32,7 @@ from penstock.errors import TimeoutError as TimeoutError
 if TYPE_CHECKING:
     from penstock._C import WorkerChoice
     from penstock.caching.belady import BeladyCache, BeladyStep
-    from penstock.caching.cached_dataset import CachedDataset, CacheStats, cached
+    from penstock.caching.cached_dataset import CachedDataset, cached
     from penstock.cut.embedding_ids import embedding_ids
     from penstock.cut.offloading import detach, offload
     from penstock.drop_in import install, uninstall
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from penstock.graph.operators import stateless
     from penstock.graph.plan import Plan
     from penstock.images.sample_plan import SamplePlan, SampleStep, explain_sample
+    from penstock.loader.cache_stats import CacheStats
     from penstock.loader.dataloader import DataLoader
     from penstock.loader.grouped_arguments import Pool, Ranks
     from penstock.loader.rank_states import merge_states
@@ -128,7 +129,7 @@ _HOMES = {
     "BatchId": "penstock.stream.commits",
     "BeladyCache": "penstock.caching.belady",
     "BeladyStep": "penstock.caching.belady",
-    "CacheStats": "penstock.caching.cached_dataset",
+    "CacheStats": "penstock.loader.cache_stats",
     "CachedDataset": "penstock.caching.cached_dataset",
     "ChunkRandomness": "penstock.sampling.chunk_sampler",
     "ChunkSampler": "penstock.sampling.chunk_sampler",

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import Dataset, Subset, TensorDataset
 
 import penstock
 from penstock import DataLoader, cached
@@ -169,6 +169,23 @@ def test_torch_loader_gets_the_same_batches() -> None:
         ours, theirs = TorchLoader(samples, 4), TorchLoader(Counted(8), 4)
         for batch, expected in zip(ours, theirs, strict=True):
             assert bits_of(batch) == bits_of(expected)
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_loader_stats_add_up_the_caches_of_its_dataset(workers: int) -> None:
+    one, other = (cached(Counted(count), memory="1MB") for count in (12, 8))
+    joined = Augmented(ConcatDataset([one, Subset(other, range(8))]))
+    loader = DataLoader(joined, batch_size=4, num_workers=workers)
+    for _ in range(3):
+        list(loader)
+    cache = loader.stats().cache
+    assert cache is not None
+    assert (cache.hits, cache.misses, cache.entries) == (40, 20, 20)
+    assert cache.hit_bytes == one.stats().hit_bytes + other.stats().hit_bytes
+    text = "of 60 samples, 40 were read from a cache in memory, 0 from disk, and 20 were made"
+    assert text in str(loader.stats()) and text in str(loader.report())
+    assert loader.report().cache == cache
+    assert DataLoader(Augmented(Counted(4))).stats().cache is None
 
 
 # ---- Samples

@@ -23,7 +23,7 @@ from setuptools import Distribution
 from setuptools.command.build_py import build_py
 
 import penstock
-from penstock import DataLoader, errors, explain
+from penstock import DataLoader, cached, errors, explain
 from penstock.cli.command_parser import asks_for_json
 from penstock.doctor.examination import Examination, Trial, as_record
 from penstock.doctor.program_runs import MovableCall
@@ -108,7 +108,14 @@ def test_report_follows_its_schema(workers: int) -> None:
     loader = DataLoader(ROWS, batch_size=4, num_workers=workers, name="train")
     check("report", json.loads(loader.report().to_json()))  # before the first step
     assert len(list(loader)) == 8
-    check("report", json.loads(loader.report().to_json()))
+    report = json.loads(loader.report().to_json())
+    check("report", report)
+    assert report["cache"] is None
+    kept = DataLoader(cached(ROWS, memory="1MB"), batch_size=4, num_workers=workers)
+    assert len(list(kept)) == 8
+    report = json.loads(kept.report().to_json())
+    check("report", report)
+    assert report["cache"]["misses"] == 32
 
 
 def test_plan_follows_its_schema() -> None:

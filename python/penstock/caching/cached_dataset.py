@@ -32,6 +32,7 @@ from penstock._version import __version__
 from penstock.caching.disk_store import DiskStore
 from penstock.caching.draws import DrawWatch, are_others_drawing
 from penstock.caching.memory_store import MISSING, Count, MemoryStore
+from penstock.loader.cache_stats import CacheStats, CountsReads
 from penstock.loader.data_version import dataset_fingerprint
 from penstock.program_line import warn
 from penstock.stream.batch_seeds import GeneratorsKept, accepts_generator
@@ -48,46 +49,6 @@ _HEAD_BYTES = 64  # of a stored sample, with its digest and its size
 _TAG_MASK = (1 << 64) - 1
 _CHECKED_PLACES = (0.0, 0.25, 0.5, 0.75)  # of samples on disk, among all samples
 _UNCERTAIN_MAX = 64  # samples that other threads' draws keep out of the cache, before a warning
-
-
-@dataclass(frozen=True, slots=True)
-class CacheStats:
-    """Reads and contents of a cache of samples, counted over all processes that share it.
-
-    Attributes:
-        hits (int): Samples read from memory.
-        disk_hits (int): Samples read from disk.
-        misses (int): Samples that had to be made.
-        hit_bytes (int): Bytes of the samples read from memory.
-        disk_hit_bytes (int): Bytes of the samples read from disk.
-        entries (int): Samples in memory.
-        bytes (int): Their bytes, as they count against the budget, without rounding up to 64 bytes
-            each.
-        budget_bytes (int): Budget of the memory; 0 without.
-        disk_entries (int): Samples that these processes wrote to the disk.
-        disk_bytes (int): Their bytes.
-        random (int): Samples that draw random numbers, which are not stored; all samples if two
-            makings of one differed.
-        compared (int): Samples that were made twice and compared.
-        damaged (int): Stored samples that were dropped, because bits or the source file changed.
-        uncertain (int): Times that a sample was not stored because another thread drew random
-            numbers while it was made.
-    """
-
-    hits: int
-    disk_hits: int
-    misses: int
-    hit_bytes: int
-    disk_hit_bytes: int
-    entries: int
-    bytes: int
-    budget_bytes: int
-    disk_entries: int
-    disk_bytes: int
-    random: int
-    compared: int
-    damaged: int
-    uncertain: int
 
 
 def cached(
@@ -188,7 +149,7 @@ def _with_stores(dataset: Any, *parts: Any) -> CachedDataset[Any]:
     return made
 
 
-class CachedDataset(Dataset[_T]):
+class CachedDataset(Dataset[_T], CountsReads):
     """Dataset with a cache, made by :func:`cached`.
 
     Other attributes are read from the dataset that it caches. Picklable: sent to a

@@ -19,6 +19,7 @@ from penstock import _C
 from penstock.compat.iterators import BaseIterator
 from penstock.errors import ClosedError, FallbackError, UnsupportedError
 from penstock.loader.automatic_iterator import AutomaticPoolIter
+from penstock.loader.cache_stats import cache_stats_of
 from penstock.loader.commit_ledger import CommitLedger
 from penstock.loader.device import has_device, is_auto, staged_device
 from penstock.loader.flat_arguments import (
@@ -897,7 +898,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def stats(self) -> LoaderStats:
         """Return the statistics of this loader so far, over all of its iterators.
 
-        Cheap. May be called at any time from the training thread.
+        May be called at any time from the training thread. Cheap, apart from ``cache``, for which
+        all entries of a cache are counted.
 
         Returns:
             LoaderStats: Counts, bytes and seconds; ``print()`` shows them as text.
@@ -919,6 +921,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             worker_choice=self.worker_choice,
             epoch_end=None if run.step_agreement is None else run.step_agreement.epoch_end,
             skipped_samples=run.skipped.times,
+            cache=cache_stats_of(self.dataset),
             **counted,
         )
 

@@ -16,6 +16,7 @@ from typing import Any
 from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
 
 from penstock import _C
+from penstock.loader.cache_stats import CacheStats
 from penstock.loader.loader_run import LoaderRun
 from penstock.loader.options import LoaderOptions
 from penstock.loader.step_times import PARTS, WAITING_PARTS, SlowSample, StepTimes, WorkerTimes
@@ -44,8 +45,9 @@ class LoaderStats:
     """Counts over all iterators of a loader, including live ones; returned by ``loader.stats()``.
 
     ``print(loader.stats())`` shows them as text. With ``num_workers=0`` and no pool, only
-    ``iterator``, ``fallback_reason``, ``ledger``, ``slow_samples`` and ``skipped_samples`` are
-    counted. Fields that end in ``_s`` are wall-clock seconds, ``_bytes`` bytes, and ``_j`` joules.
+    ``iterator``, ``fallback_reason``, ``ledger``, ``slow_samples``, ``skipped_samples`` and
+    ``cache`` are counted. Fields that end in ``_s`` are wall-clock seconds, ``_bytes`` bytes, and
+    ``_j`` joules.
 
     Attributes:
         iterator (str | None): ``"penstock"``; ``"pool"``; ``"torch"``, torch's in-process iterator
@@ -105,6 +107,9 @@ class LoaderStats:
         slow_samples (tuple[SlowSample, ...]): Slowest samples, slowest first.
         skipped_samples (int): Number of times that ``on_error="skip"`` left a sample out of its
             batch, also with ``num_workers=0``.
+        cache (CacheStats | None): Counts of the caches in the loader's dataset, also with
+            ``num_workers=0``, added up over several :func:`penstock.cached`; None without any.
+            Pool workers count in their caches, which this does not show.
     """
 
     iterator: str | None = None
@@ -146,6 +151,7 @@ class LoaderStats:
     workers: Mapping[int, WorkerTimes] = field(default_factory=dict)
     slow_samples: tuple[SlowSample, ...] = ()
     skipped_samples: int = 0
+    cache: CacheStats | None = None
 
     @property
     def pool_energy_j(self) -> float | None:
@@ -161,6 +167,8 @@ class LoaderStats:
         end = "" if self.epoch_end is None else f"\n  {self.epoch_end}"
         if self.skipped_samples:
             end += f"\n  samples were left out of batches {self.skipped_samples} times"
+        if self.cache is not None:
+            end += f"\n  {self.cache}"
         if not self.batches:
             steps = f"; {self.ledger}" if self.ledger.steps else ""
             return f"{_words_of(self.name)} ({self.iterator}) has delivered no batches{steps}{end}"
@@ -209,6 +217,8 @@ class LoaderReport:
         limit (str): Name of the part that limits the program. Empty while too few steps were
             counted (less than 4).
         advice (str): A sentence or two. Empty like ``limit``.
+        cache (CacheStats | None): Counts of the caches, as in
+            :class:`~penstock.loader.stats.LoaderStats`.
     """
 
     iterator: str | None
@@ -218,6 +228,7 @@ class LoaderReport:
     limit: str
     advice: str
     name: str | None = None
+    cache: CacheStats | None = None
 
     def __str__(self) -> str:
         if self.ledger.steps == 0:
@@ -244,6 +255,8 @@ class LoaderReport:
             lines.append(f"and {len(busiest) - _SHOWN_WORKERS} more workers")
         if self.slow_samples:
             lines.append("slowest: " + ", ".join(map(str, self.slow_samples[:3])))
+        if self.cache is not None:
+            lines.append(str(self.cache))
         if self.advice:
             lines.append(self.advice)
         return "\n  ".join(lines)
@@ -267,6 +280,7 @@ class LoaderReport:
             "slow_samples": [dataclasses.asdict(one) for one in self.slow_samples],
             "limit": self.limit,
             "advice": self.advice,
+            "cache": None if self.cache is None else dataclasses.asdict(self.cache),
         }
         return json.dumps(record)
 
@@ -288,6 +302,7 @@ def make_report(options: LoaderOptions, run: LoaderRun, stats: LoaderStats) -> L
         slow_samples=stats.slow_samples,
         limit=advice.diagnosis.limit.value if advice is not None else "",
         advice=str(advice) if advice is not None else "",
+        cache=stats.cache,
     )
 
 

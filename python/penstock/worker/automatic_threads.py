@@ -37,7 +37,7 @@ class AutomaticPool(FetchPool):
         """Use one thread if an attribute of ``dataset`` is a generator."""
         if self._searched is not dataset:
             self._searched = dataset
-            if next(generators_in(dataset), None) is not None:
+            if generators_in(dataset):
                 self.forbid("it has a random generator in an attribute")
 
     def forbid(self, reason: str) -> None:

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts of the sample caches in a loader's dataset."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.worker.reachable import reachable
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """Reads and contents of a cache of samples, counted over all processes that share it.
+
+    Attributes:
+        hits (int): Samples read from memory.
+        disk_hits (int): Samples read from disk.
+        misses (int): Samples that had to be made.
+        hit_bytes (int): Bytes of the samples read from memory.
+        disk_hit_bytes (int): Bytes of the samples read from disk.
+        entries (int): Samples in memory.
+        bytes (int): Their bytes, as they count against the budget, without rounding up to 64 bytes
+            each.
+        budget_bytes (int): Budget of the memory; 0 without.
+        disk_entries (int): Samples that these processes wrote to the disk.
+        disk_bytes (int): Their bytes.
+        random (int): Samples that draw random numbers, which are not stored; all samples if two
+            makings of one differed.
+        compared (int): Samples that were made twice and compared.
+        damaged (int): Stored samples that were dropped, because bits or the source file changed.
+        uncertain (int): Times that a sample was not stored because another thread drew random
+            numbers while it was made.
+    """
+
+    hits: int
+    disk_hits: int
+    misses: int
+    hit_bytes: int
+    disk_hit_bytes: int
+    entries: int
+    bytes: int
+    budget_bytes: int
+    disk_entries: int
+    disk_bytes: int
+    random: int
+    compared: int
+    damaged: int
+    uncertain: int
+
+    def __str__(self) -> str:
+        text = (
+            f"of {self.hits + self.disk_hits + self.misses:,} samples, {self.hits:,} were read "
+            f"from a cache in memory, {self.disk_hits:,} from disk, and {self.misses:,} were made"
+        )
+        return f"{text}; {self.damaged:,} had been damaged" if self.damaged else text
+
+
+class CountsReads:
+    """A dataset with a cache."""
+
+    @abstractmethod
+    def stats(self) -> CacheStats: ...
+
+
+def cache_stats_of(dataset: Any) -> CacheStats | None:
+    """Return the counts of the caches in a dataset, added up; None if it has none."""
+    found = [cache.stats() for cache in reachable(dataset, CountsReads)]
+    if not found:
+        return None
+    names = [field.name for field in dataclasses.fields(CacheStats)]
+    return CacheStats(**{name: sum(getattr(one, name) for one in found) for name in names})
