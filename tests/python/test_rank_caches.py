@@ -16,7 +16,7 @@ from pool_datasets import CODE, Augmented
 from pool_processes import pool_of
 from torch.utils.data import IterableDataset, TensorDataset
 
-from penstock import ChunkSampler, DataLoader, MixtureSampler, Pool, Ranks
+from penstock import ChunkSampler, DataLoader, MixtureSampler, Pool, Ranks, cached
 
 COUNT = 203
 STEP = 24
@@ -102,6 +102,67 @@ def test_state_resumes_with_other_ranks(share: Any) -> None:
     for loader in resumed:
         loader.load_state_dict(states[1])
     assert together(first + steps(resumed)) == expected
+
+
+class Numbered(torch.utils.data.Dataset[torch.Tensor]):
+    """Its own index; counts its calls."""
+
+    def __init__(self) -> None:
+        self.call_count = 0
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.call_count += 1
+        return torch.tensor([index])
+
+
+class OwnCached(torch.utils.data.Dataset[torch.Tensor]):
+    """Reads the samples of ``own`` through a cache."""
+
+    def __init__(self, kept: Any, own: set[int]) -> None:
+        self.kept, self.own = kept, own
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        found: torch.Tensor = (self.kept if index in self.own else self.kept.cached_dataset)[index]
+        return found
+
+
+@pytest.mark.parametrize("keeps_own", [False, True])
+@pytest.mark.parametrize("held_count", [13, 26, 51])
+@pytest.mark.parametrize("share", ["by_cache", None])
+def test_caches_hit_what_the_owners_predict(share: Any, held_count: int, keeps_own: bool) -> None:
+    probe = cached(Numbered(), memory="1MB")
+    probe[0]
+    sample_bytes = -(-probe.stats().bytes // 64) * 64
+    caches = [cached(Numbered(), memory=held_count * sample_bytes) for _ in range(4)]
+    owner_of = loaders(4, dataset=Numbered())[0].owner_of
+    own = [{index for index in range(COUNT) if owner_of(index) == rank} for rank in range(4)]
+    ranks, plain = [], loaders(4, None, dataset=Numbered())
+    for rank, kept in enumerate(caches):
+        data = OwnCached(kept, own[rank]) if keeps_own else kept
+        ranks.append(loaders(4, share, dataset=data)[rank])
+    held: list[set[int]] = [set() for _ in range(4)]
+    hits = [0] * 4
+    for epoch in range(4):
+        found = steps(ranks)
+        for step in found:
+            for rank, batch in enumerate(step):
+                for (index,) in batch:
+                    hits[rank] += index in held[rank]
+                    if len(held[rank]) < held_count and (index in own[rank] or not keeps_own):
+                        held[rank].add(index)
+        assert together(found) == together(steps(plain))
+        for rank, kept in enumerate(caches):
+            stats = kept.stats()
+            assert (stats.hits, stats.entries) == (hits[rank], len(held[rank]))
+            made_count = kept.cached_dataset.call_count - stats.compared
+            per_epoch = sum(len(step[rank]) for step in found)
+            assert made_count + stats.hits == (epoch + 1) * per_epoch
 
 
 def test_running_ranks_change_their_number() -> None:
