@@ -98,6 +98,21 @@ uint64_t run_id_of(const PublicKey& key, const wire::RunSecret& secret) {
   return id;
 }
 
+KeyedHash keyed_hash(std::span<const std::byte, kKeyBytes> secret, std::string_view context,
+                     std::span<const std::byte> bytes) {
+  KeyedHash hash{};
+  const uint64_t context_bytes = context.size();
+  crypto_generichash_state state;
+  crypto_generichash_init(&state, key_place(secret.data()), secret.size(), hash.size());
+  crypto_generichash_update(&state, key_place(std::as_bytes(std::span(&context_bytes, 1)).data()),
+                            sizeof context_bytes);
+  crypto_generichash_update(&state, key_place(context.data()), context.size());
+  crypto_generichash_update(&state, key_place(bytes.data()), bytes.size());
+  crypto_generichash_final(&state, key_place(hash.data()), hash.size());
+  wipe(std::as_writable_bytes(std::span(&state, 1)));
+  return hash;
+}
+
 RunId draw_run_id(const PublicKey& key) {
   PENSTOCK_ASSERT(sodium_init() >= 0, "libsodium could not be started");
   RunId run;

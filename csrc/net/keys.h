@@ -115,6 +115,13 @@ uint64_t run_id_of(const PublicKey& key, const wire::RunSecret& secret);
 // Draws the id of a new run.
 RunId draw_run_id(const PublicKey& key);
 
+// A hash that only the holders of the secret can compute: a proof to each other that they hold it. `context` tells
+// apart what it is used for.
+constexpr size_t kKeyedHashBytes = 32;
+using KeyedHash = std::array<std::byte, kKeyedHashBytes>;
+KeyedHash keyed_hash(std::span<const std::byte, kKeyBytes> secret, std::string_view context,
+                     std::span<const std::byte> bytes);
+
 // The origin of the keys. Shared keys were created by this user's processes on this machine, for this machine only.
 enum class KeyOrigin : uint8_t { kGiven, kShared };
 

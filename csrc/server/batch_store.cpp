@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/batch_store.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <string>
 
@@ -47,26 +51,111 @@ Comparison compare_batches(const HeldBatch& one, const HeldBatch& other) {
 
 // ---- KeptBatch
 
-Result<std::unique_ptr<KeptBatch>> KeptBatch::of_size(uint64_t payload_bytes, uint32_t record_bytes) {
+namespace {
+
+constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW;
+constexpr int kCompleteSeals = F_SEAL_WRITE | F_SEAL_SEAL;
+
+Fault no_memory(uint64_t bytes, const std::string& what) {
+  return {Errc::kNoMemory, "insufficient memory to keep a batch of " + std::to_string(bytes) + " bytes: " + what +
+                               " failed (" + std::strerror(errno) + ")"};
+}
+
+Result<FileDescriptor> open_file(uint64_t bytes) {
+  FileDescriptor file(::memfd_create("penstock-kept", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!file) return no_memory(bytes, "memfd_create");
+  if (::ftruncate(file.get(), static_cast<off_t>(bytes)) != 0) return no_memory(bytes, "ftruncate");
+  if (::fcntl(file.get(), F_ADD_SEALS, kSizeSeals) != 0) return no_memory(bytes, "sealing its size");
+  return file;
+}
+
+// Writing allocates the memory, so that its lack is an error here and not a signal at the first access.
+Result<void> write_at(int file, std::span<const std::byte> bytes, uint64_t offset) {
+  while (!bytes.empty()) {
+    const ssize_t count = ::pwrite(file, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return no_memory(bytes.size(), "writing");
+    bytes = bytes.subspan(static_cast<size_t>(count));
+    offset += static_cast<uint64_t>(count);
+  }
+  return {};
+}
+
+// Kept files may use half of the descriptors of this process. Descriptors are assigned from the lowest number.
+bool is_scarce(int fd) {
+  rlimit limit{};
+  return ::getrlimit(RLIMIT_NOFILE, &limit) == 0 && static_cast<rlim_t>(fd) >= limit.rlim_cur / 2;
+}
+
+}  // namespace
+
+Result<FileDescriptor> file_of(std::span<const std::byte> bytes) {
+  auto file = open_file(bytes.size());
+  if (!file) return file.error();
+  if (auto written = write_at(file.value().get(), bytes, 0); !written) return written.error();
+  if (::fcntl(file.value().get(), F_ADD_SEALS, kCompleteSeals) != 0) return no_memory(bytes.size(), "sealing");
+  return file;
+}
+
+Result<std::unique_ptr<KeptBatch>> KeptBatch::of_size(uint64_t payload_bytes, uint32_t record_bytes, Form form) {
+  if (form == Form::kShared) {
+    auto file = open_file(payload_bytes);
+    if (!file) return file.error();
+    return std::unique_ptr<KeptBatch>(new KeptBatch(std::move(file).value(), nullptr, payload_bytes, record_bytes));
+  }
   void* const memory =
       ::mmap(nullptr, std::max<uint64_t>(payload_bytes, 1), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED)
-    return Fault{Errc::kNoMemory, "insufficient memory to keep a batch of " + std::to_string(payload_bytes) + " bytes"};
-  return std::unique_ptr<KeptBatch>(new KeptBatch(static_cast<std::byte*>(memory), payload_bytes, record_bytes));
+  if (memory == MAP_FAILED) return no_memory(payload_bytes, "mmap");
+  std::unique_ptr<KeptBatch> batch(
+      new KeptBatch(FileDescriptor(), static_cast<std::byte*>(memory), payload_bytes, record_bytes));
+  batch->hold({batch->memory_, payload_bytes}, record_bytes);
+  return batch;
 }
 
-KeptBatch::KeptBatch(std::byte* memory, uint64_t payload_bytes, uint32_t record_bytes) : memory_(memory) {
-  hold({memory_, payload_bytes}, record_bytes);
+Result<std::unique_ptr<KeptBatch>> KeptBatch::of_file(FileDescriptor file, uint64_t payload_bytes,
+                                                      uint32_t record_bytes) {
+  constexpr int kSeals = kSizeSeals | F_SEAL_WRITE;
+  struct stat status {};
+  const int seals = ::fcntl(file.get(), F_GET_SEALS);
+  if (seals < 0 || (seals & kSeals) != kSeals || ::fstat(file.get(), &status) != 0 ||
+      static_cast<uint64_t>(status.st_size) != payload_bytes)
+    return Fault{Errc::kMalformed, "the file of a kept batch is not sealed, or has another size than its batch"};
+  std::unique_ptr<KeptBatch> batch(new KeptBatch(std::move(file), nullptr, payload_bytes, record_bytes));
+  if (auto mapped = batch->map_file(); !mapped) return mapped.error();
+  return batch;
 }
 
-KeptBatch::~KeptBatch() { ::munmap(memory_, std::max<uint64_t>(payload().size(), 1)); }
+KeptBatch::KeptBatch(FileDescriptor file, std::byte* memory, uint64_t payload_bytes, uint32_t record_bytes)
+    : file_(std::move(file)), memory_(memory), bytes_(payload_bytes), record_bytes_(record_bytes) {}
 
-bool KeptBatch::copy_step(std::span<const std::byte> source) {
-  PENSTOCK_ASSERT(source.size() == payload().size(), "another batch is copied");
-  const uint64_t bytes = std::min<uint64_t>(kKeepStepBytes, source.size() - copied_);
-  if (bytes > 0) std::memcpy(memory_ + copied_, source.data() + copied_, bytes);
-  copied_ += bytes;
-  return copied_ == source.size();
+KeptBatch::~KeptBatch() {
+  if (memory_ != nullptr) ::munmap(memory_, std::max<uint64_t>(bytes_, 1));
+}
+
+// A private mapping, since a file that is sealed against writing cannot be mapped as a shared one before Linux 6.7.
+Result<void> KeptBatch::map_file() {
+  void* const memory = ::mmap(nullptr, std::max<uint64_t>(bytes_, 1), PROT_READ, MAP_PRIVATE, file_.get(), 0);
+  if (memory == MAP_FAILED) return no_memory(bytes_, "mmap");
+  memory_ = static_cast<std::byte*>(memory);
+  hold({memory_, bytes_}, record_bytes_);
+  if (is_scarce(file_.get())) file_ = FileDescriptor();
+  return {};
+}
+
+Result<bool> KeptBatch::copy_step(std::span<const std::byte> source) {
+  PENSTOCK_ASSERT(source.size() == bytes_, "another batch is copied");
+  const auto step = source.subspan(copied_, std::min<uint64_t>(kKeepStepBytes, source.size() - copied_));
+  if (!file_) {
+    if (!step.empty()) std::memcpy(memory_ + copied_, step.data(), step.size());
+  } else if (auto written = write_at(file_.get(), step, copied_); !written) {
+    return written.error();
+  }
+  copied_ += step.size();
+  if (copied_ < source.size()) return false;
+  if (!file_) return true;
+  if (::fcntl(file_.get(), F_ADD_SEALS, kCompleteSeals) != 0) return no_memory(bytes_, "sealing");
+  if (auto mapped = map_file(); !mapped) return mapped.error();
+  return true;
 }
 
 // ---- BatchStore
@@ -144,23 +233,24 @@ void BatchStore::stop_waiting(uint64_t worker_id) {
   names_.stop_waiting(worker_id);
 }
 
-bool BatchStore::is_awaited(const std::string& group) const {
+bool BatchStore::ask_ahead(const BatchName& name, const Claimant& by) {
   MutexLock lock(mutex_);
-  return names_.is_awaited(group);
+  // Another worker's request that waits would wait longer, and a batch that is there, or soon will be, is not made.
+  if (names_.is_awaited(name.group)) return false;
+  return names_.ask(name, by, /*may_wait=*/false, clock_now()).kind == Found::Kind::kMake;
 }
 
-std::optional<BatchStore::Id> BatchStore::admit(const BatchName& name, const Claimant& by, const PoolResult& result) {
-  std::shared_ptr<const PoolResult> twin;
-  {
-    MutexLock lock(mutex_);
-    if (const auto id = names_.twin_of(name)) twin = batches_.at(*id);
-  }
-  std::optional<Comparison> comparison;
-  if (twin) comparison = result.draws_nothing ? compare_batches(*twin->batch, *result.batch) : Comparison::kDifferent;
+std::shared_ptr<const PoolResult> BatchStore::twin_of(const BatchName& name) const {
+  MutexLock lock(mutex_);
+  const auto id = names_.twin_of(name);
+  return id ? batches_.at(*id) : nullptr;
+}
+
+std::optional<BatchStore::Id> BatchStore::admit(const BatchName& name, const Claimant& by, uint64_t payload_bytes,
+                                                bool draws_nothing, std::optional<Comparison> comparison) {
   MutexLock lock(mutex_);
   if (comparison) names_.note_comparison(name, *comparison);
-  const auto admission =
-      names_.admit(name, by, page_bytes(result.batch->payload().size()), result.draws_nothing, clock_now());
+  const auto admission = names_.admit(name, by, page_bytes(payload_bytes), draws_nothing, clock_now());
   let_go(admission.evicted);
   if (!admission.id) wake_others(by.worker_id);
   return admission.id;

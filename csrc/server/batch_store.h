@@ -2,7 +2,7 @@
 #pragma once
 // The batches that the workers of one server keep for requests of the same name: the memory and the lock around
 // session/named_batches.h. KeptBatch is a copy of a batch in the server's own memory, which neither the job's process
-// nor its end affects.
+// nor its end affects. machine_store.h shares them with the other servers of the machine.
 
 #include <atomic>
 #include <cstddef>
@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/file_descriptor.h"
 #include "base/mutex.h"
 #include "base/result.h"
 #include "server/maker.h"
@@ -32,20 +33,36 @@ constexpr uint64_t kMemoryReserveParts = 16;
 // Whether two sealed batches have the same values: kUnclear if their tensors are written in different forms.
 session::NamedBatches::Comparison compare_batches(const HeldBatch& one, const HeldBatch& other);
 
-// A copy of a batch in anonymous memory, filled step by step.
+// A sealed file in memory with these bytes. kNoMemory.
+Result<FileDescriptor> file_of(std::span<const std::byte> bytes);
+
+// A copy of a batch, filled step by step: in anonymous memory or, to be shared with other servers, in a file in memory
+// that is sealed once it is complete.
 class KeptBatch final : public HeldBatch {
  public:
+  enum class Form : uint8_t { kPrivate, kShared };
   // kNoMemory.
-  static Result<std::unique_ptr<KeptBatch>> of_size(uint64_t payload_bytes, uint32_t record_bytes);
+  static Result<std::unique_ptr<KeptBatch>> of_size(uint64_t payload_bytes, uint32_t record_bytes,
+                                                    Form form = Form::kPrivate);
+  // A batch that another server has copied. kMalformed for a file that is not sealed, or has another size.
+  static Result<std::unique_ptr<KeptBatch>> of_file(FileDescriptor file, uint64_t payload_bytes, uint32_t record_bytes);
   ~KeptBatch() override;
 
-  // Copies the next kKeepStepBytes of `source`. Returns true once it has all of them.
-  bool copy_step(std::span<const std::byte> source);
+  // Copies the next kKeepStepBytes of `source`. Returns true once it has all of them; only then there is a payload.
+  // kNoMemory.
+  Result<bool> copy_step(std::span<const std::byte> source);
+  // The sealed file; -1 without one.
+  int file() const { return file_.get(); }
 
  private:
-  KeptBatch(std::byte* memory, uint64_t payload_bytes, uint32_t record_bytes);
+  KeptBatch(FileDescriptor file, std::byte* memory, uint64_t payload_bytes, uint32_t record_bytes);
 
-  std::byte* const memory_;
+  Result<void> map_file();
+
+  FileDescriptor file_;
+  std::byte* memory_;  // null until the file is complete
+  const uint64_t bytes_;
+  const uint32_t record_bytes_;
   uint64_t copied_ = 0;
 };
 
@@ -70,10 +87,14 @@ class BatchStore {
     std::shared_ptr<const PoolResult> result{};  // of kKept
   };
   Answer ask(const session::BatchName& name, const session::Claimant& by, bool may_wait);
+  // Whether a job's process may have the request for this batch before it can make it; claims the batch.
+  bool ask_ahead(const session::BatchName& name, const session::Claimant& by);
   void stop_waiting(uint64_t worker_id);
-  bool is_awaited(const std::string& group) const;
+  // The batch with which the one just made has to be compared before it is admitted; null: none.
+  std::shared_ptr<const PoolResult> twin_of(const session::BatchName& name) const;
   // A batch was made. If it is to be kept, the caller copies it and calls settle() or drop().
-  std::optional<Id> admit(const session::BatchName& name, const session::Claimant& by, const PoolResult& result);
+  std::optional<Id> admit(const session::BatchName& name, const session::Claimant& by, uint64_t payload_bytes,
+                          bool draws_nothing, std::optional<session::NamedBatches::Comparison> comparison);
   void settle(Id id, std::shared_ptr<const PoolResult> result);
   void drop(Id id);
   void release(const session::BatchName& name, const session::Claimant& by);

@@ -404,7 +404,7 @@ std::optional<PoolServerIo::Choice> PoolServerIo::choose() {
   const auto& queue = session_.queue();
   if (queue.empty()) return std::nullopt;
   if (ahead_) return Choice{.key = queue.front().key};
-  BatchStore* const store = options_.store.get();
+  MachineStore* const store = options_.store.get();
   for (size_t place = 0; place < std::min(queue.size(), kChoiceCountMax); ++place) {
     const wire::BatchKey key = queue[place].key;
     const auto found = queued_.find(key);
@@ -450,13 +450,8 @@ void PoolServerIo::send_ahead() {
   if (!is_alone(next) || !is_alone(*running_) || next.trainer_id != running_->trainer_id ||
       tenancy_ != running_->tenancy || next.blobs != running_->blobs)
     return;
-  // Another worker's request that waits would wait longer, and a batch that is there, or soon will be, is not made.
-  if (next.name) {
-    BatchStore& store = *options_.store;
-    if (store.is_awaited(next.name->group)) return;
-    const auto answer = store.ask(*next.name, {.worker_id = run_.id, .trainer_id = next.trainer_id}, false);
-    if (answer.kind != BatchStore::Found::Kind::kMake) return;
-  }
+  if (next.name && !options_.store->ask_ahead(*next.name, {.worker_id = run_.id, .trainer_id = next.trainer_id}))
+    return;
   auto work = std::make_shared<PoolWork>(next);
   work->tenancy = tenancy_;
   ahead_ = std::move(work);
@@ -505,7 +500,7 @@ void PoolServerIo::keep(const PoolWork& work, const std::shared_ptr<const PoolRe
     return options_.store->refuse(*work.name, {.worker_id = run_.id, .trainer_id = work.trainer_id});
   const auto id = options_.store->admit(*work.name, {.worker_id = run_.id, .trainer_id = work.trainer_id}, *result);
   if (!id) return;
-  auto batch = KeptBatch::of_size(result->batch->payload().size(), result->batch->record_bytes());
+  auto batch = options_.store->new_batch(result->batch->payload().size(), result->batch->record_bytes());
   if (!batch) return options_.store->drop(*id);
   copies_.push_back({.id = *id, .source = result, .batch = std::move(batch).value()});
   maker_.wake();
@@ -515,7 +510,11 @@ void PoolServerIo::keep(const PoolWork& work, const std::shared_ptr<const PoolRe
 void PoolServerIo::copy_kept() {
   if (copies_.empty()) return;
   Copy& copy = copies_.front();
-  if (copy.batch->copy_step(copy.source->batch->payload())) {
+  const auto copied = copy.batch->copy_step(copy.source->batch->payload());
+  if (!copied) {
+    options_.store->drop(copy.id);
+    copies_.pop_front();
+  } else if (copied.value()) {
     auto kept = std::make_shared<PoolResult>();
     kept->answer = copy.source->answer;
     kept->flags = copy.source->flags;

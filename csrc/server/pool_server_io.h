@@ -28,6 +28,7 @@
 #include "server/batch_store.h"
 #include "server/blob_fetch.h"
 #include "server/energy_meter.h"
+#include "server/machine_store.h"
 #include "server/maker.h"
 #include "server/registration.h"
 #include "server/watched_process.h"
@@ -78,9 +79,9 @@ struct PoolServerOptions {
   // Whether it then ends this process, which runs the dataset. Otherwise batches are made by separate processes, and
   // other workers may be in this one: only the worker closes, as jobs have left no resources open in this process.
   bool ends_process = true;
-  size_t sharer_count = 1;                 // number of sharers of this process's ports, as net::ServerSocketOptions
-  AbandonedGrace abandoned_grace = {};     // for MakerWatch::is_lost()
-  std::shared_ptr<BatchStore> store = {};  // shared by the workers of a server; null: no batch is kept
+  size_t sharer_count = 1;                   // number of sharers of this process's ports, as net::ServerSocketOptions
+  AbandonedGrace abandoned_grace = {};       // for MakerWatch::is_lost()
+  std::shared_ptr<MachineStore> store = {};  // shared by the workers of a server; null: no batch is kept
   Duration drain_grace = kDrainGrace;
 };
 
@@ -198,7 +199,7 @@ class PoolServerIo final : public EventLoop::Handler {
   std::map<wire::BatchKey, std::shared_ptr<const PoolResult>> held_;  // shared with messages in transit
   // A batch that is being copied for the store.
   struct Copy {
-    BatchStore::Id id = 0;
+    MachineStore::Id id{};
     std::shared_ptr<const PoolResult> source;
     std::unique_ptr<KeptBatch> batch;
   };

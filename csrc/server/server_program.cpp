@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <charconv>
@@ -32,6 +33,7 @@
 #include "net/keys.h"
 #include "server/host_load.h"
 #include "server/job_host.h"
+#include "server/machine_store.h"
 #include "server/pool_server_io.h"
 #include "server/warm_process.h"
 #include "server/watched_process.h"
@@ -273,7 +275,8 @@ class ServerProcess {
     const auto facts = wait_for(*warm.value());
     if (!facts) return is_stop_requested_ ? 0 : refuse(facts.error());
     WarmHub hub(std::move(warm).value());
-    const auto store = std::make_shared<BatchStore>();
+    const auto store = std::make_shared<MachineStore>(store_place(options.front(), facts.value()));
+    if (auto started = store->start(); !started) return refuse(started.error());
     Workers workers;
     for (size_t place = 0; place < options.size(); ++place) {
       set_up(options[place], facts.value(), place);
@@ -286,7 +289,7 @@ class ServerProcess {
     write_exit_line(orders_.exit_fd, ExitWord::kServing);
     for (const auto& worker : workers) worker->report_listening();
     for (const std::string& line : format_limit(limit)) workers.front()->say(line);
-    return serve(workers);
+    return serve(workers, *store);
   }
 
  private:
@@ -314,6 +317,15 @@ class ServerProcess {
     return Fault{Errc::kClosed, "the process that started this worker has ended"};
   }
 
+  std::optional<StorePlace> store_place(const PoolServerOptions& options, const WarmFacts& facts) const {
+    if (orders_.installation.empty() || !options.controller) return std::nullopt;
+    const auto numerics = std::as_bytes(std::span(facts.numerics));
+    const std::array<std::string, 3> parts = {
+        orders_.installation, std::to_string(facts.torch),
+        std::string(reinterpret_cast<const char*>(numerics.data()), numerics.size())};
+    return StorePlace::of(options.keys, options.controller->text(), parts);
+  }
+
   void set_up(PoolServerOptions& options, const WarmFacts& facts, size_t place) {
     options.about = orders_.workers.size() > 1 ? about_worker(facts.about, place) : facts.about;
     options.numerics = facts.numerics;
@@ -331,7 +343,7 @@ class ServerProcess {
     options.sharer_count = orders_.workers.size();
   }
 
-  int serve(const Workers& workers) {
+  int serve(const Workers& workers, const MachineStore& store) {
     // Signals drain the workers regardless of what the main thread waits for.
     const std::jthread signals([&](const std::stop_token& stop) {
       while (!stop.stop_requested()) {
@@ -346,6 +358,7 @@ class ServerProcess {
     int exit_code = 0;
     for (size_t open_count = workers.size(); open_count > 0;) {
       ends_.wait(steady_clock::now() + kLook);
+      report_store(store);
       for (size_t place = 0; place < workers.size(); ++place) {
         if (ends[place]) continue;
         // A worker that has reported its end closes shortly, and a closed worker has reported its word, if it has one.
@@ -362,6 +375,14 @@ class ServerProcess {
       }
     }
     return end(ends, exit_code);
+  }
+
+  void report_store(const MachineStore& store) {
+    if (is_store_reported_) return;
+    const auto health = store.health();
+    if (health) return;
+    is_store_reported_ = true;
+    log_.tell("kept batches are no longer shared with other workers of this machine: " + health.error().message);
   }
 
   // Reports the worst of the words to the supervisor.
@@ -381,6 +402,7 @@ class ServerProcess {
   WorkerEnds ends_;
   std::atomic<bool> has_signal_{false};
   bool is_stop_requested_ = false;
+  bool is_store_reported_ = false;
 };
 
 }  // namespace
@@ -421,6 +443,8 @@ Result<ServerOrders> parse_server_orders(std::span<const char* const> arguments)
       key_folder = value;
     } else if (option == "name") {
       orders.name = value;
+    } else if (option == "installation") {
+      orders.installation = value;
     } else if (option == "log-name") {
       orders.log_name = value;
     } else if (option == "powercap") {

@@ -41,6 +41,9 @@ struct ServerOrders {
   std::vector<ServerAddresses> workers{};  // they share their controller and keys
   std::string name{};                      // as PoolServerOptions
   std::string powercap{};                  // as PoolServerOptions
+  // Describes the interpreter, the modules and the isolation of its jobs. Kept batches are shared with servers of the
+  // same text; empty: with none.
+  std::string installation{};
   uint64_t arena_bytes = 0;
   uint64_t blob_bytes_max = 0;
   double patience_s = 60;

@@ -177,7 +177,7 @@ Result<ChannelEnds> Channel::open_pair() {
   return ChannelEnds{.here = FileDescriptor(fds[0]), .there = FileDescriptor(fds[1])};
 }
 
-Result<Channel> Channel::connect(const std::string& name) {
+Result<Channel> Channel::connect(const std::string& name, uint64_t received_bytes_max) {
   FileDescriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!socket) return failure("opening a socket", errno);
   const Address address = abstract_address(name);
@@ -187,7 +187,7 @@ Result<Channel> Channel::connect(const std::string& name) {
     return Fault{Errc::kClosed,
                  "the process that listens on the socket belongs to another user; no data was sent to it"};
   }
-  return Channel(std::move(socket));
+  return Channel(std::move(socket), received_bytes_max);
 }
 
 Result<void> Channel::send(Parts parts, std::span<const int> fds) {
@@ -392,7 +392,7 @@ Result<ChannelListener> ChannelListener::bind(const std::string& name) {
   return ChannelListener(std::move(socket));
 }
 
-Result<Channel> ChannelListener::accept() {
+Result<Channel> ChannelListener::accept(uint64_t received_bytes_max) {
   for (;;) {
     FileDescriptor socket(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!socket) {
@@ -400,7 +400,7 @@ Result<Channel> ChannelListener::accept() {
       if (errno == EAGAIN || errno == ECONNABORTED) return Fault{Errc::kTimeout, "no client is waiting to connect"};
       return failure("accepting a connection", errno);
     }
-    if (is_same_user(socket.get())) return Channel(std::move(socket));
+    if (is_same_user(socket.get())) return Channel(std::move(socket), received_bytes_max);
   }
 }
 

@@ -56,7 +56,7 @@ class Channel {
   // Fails with kNoMemory if no descriptor is left.
   static Result<ChannelEnds> open_pair();
   // Connects to a listener of this user.
-  static Result<Channel> connect(const std::string& name);
+  static Result<Channel> connect(const std::string& name, uint64_t received_bytes_max = kMessageBytesMax);
 
   int fd() const { return socket_.get(); }
 
@@ -148,9 +148,11 @@ class ChannelListener {
  public:
   static Result<ChannelListener> bind(const std::string& name);
 
-  // Returns the next connection from a process of this user; kTimeout if none is waiting. Closes others without an
-  // answer.
-  Result<Channel> accept();
+  // Readable when a connection is waiting.
+  int fd() const { return socket_.get(); }
+  // Returns the next connection from a process of this user, with this limit for each received message; kTimeout if
+  // none is waiting. Closes others without an answer.
+  Result<Channel> accept(uint64_t received_bytes_max = kMessageBytesMax);
 
  private:
   explicit ChannelListener(FileDescriptor socket) : socket_(std::move(socket)) {}

@@ -61,7 +61,7 @@ OUTSIDE: dict[str, str] = {
         keys/beta.machine.public penstock-UID""",
     "words of formats in PROTOCOL.md": "drew qualified",
     # test_security_documents.py compares them with the code.
-    "magic numbers": "PNB1 PNH1 PNJ1 PNO1 PNW1",
+    "magic numbers": "PNB1 PNH1 PNJ1 PNK1 PNL1 PNO1 PNW1",
 }
 OTHERS = frozenset(" ".join(OUTSIDE.values()).split())
 # Folders that commands make.

@@ -371,13 +371,15 @@ class ServerProgram:
         )
         if self._isolation is None:
             self._isolation = plan_isolation(IsolationOptions(), spec.key_folder).isolation
+        # Kept batches are shared with the servers of this machine whose jobs see the same.
+        installation = json.dumps([sys.executable, sys.path, self._isolation.fields()])
         of_warm = {
             "code_root": code_root,
             "is_quiet": self._is_quiet,
             "isolation": self._isolation.fields(),
         }
         warm = (sys.executable, "-c", _WARM_PROGRAM, json.dumps(sys.path), json.dumps(of_warm))
-        return [str(self._path), *given, "--", *warm]
+        return [str(self._path), *given, f"--installation={installation}", "--", *warm]
 
 
 def _path_of_program() -> Path:
