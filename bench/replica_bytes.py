@@ -3,7 +3,8 @@
 without.
 
 Two network namespaces are the machines: on one are a pool's workers, on the other the ranks of one
-group. All ranks read the same order. The bytes received by the ranks' machine are counted.
+group. All ranks read the same order. The bytes received by the ranks' machine are counted. Then
+each of 4 ranks has a separate machine on a switch, and reads some of the leaves.
 """
 
 from __future__ import annotations
@@ -20,41 +21,43 @@ from pathlib import Path
 from typing import Any
 
 from pool_host import PoolHost
-from replica_rank import BATCH_SIZE, SHAPE, STEP_COUNT
-from shaped_link import POOL_ADDRESS, NoLinkError, ShapedLink
+from replica_rank import BATCH_SIZE, LABELS, SHAPE, STEP_COUNT
+from shaped_link import (
+    POOL_ADDRESS,
+    NoLinkError,
+    ShapedLink,
+    ShapedSwitch,
+    inside,
+    received_bytes,
+)
 
 RANK = Path(__file__).with_name("replica_rank.py")
 EPOCH_BYTES = STEP_COUNT * BATCH_SIZE * math.prod(SHAPE) * 4
+LEAVES = {"pixels": [0, 1], "labels": [3]}
 SECONDS_MAX = 300
 
 
-def received_bytes(link: ShapedLink) -> int:
-    command = ["ip", "-n", link.trainer_side, "-j", "-s", "link", "show", link.device]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    count: int = json.loads(done.stdout)[0]["stats64"]["rx"]["bytes"]
-    return count
+def run_ranks(places: list[str], master: str, device: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The figures of rank 0, once all ranks have ended, of which rank r runs in ``places[r]``.
 
-
-def run_ranks(link: ShapedLink, pool: PoolHost, rank_count: int, shares: bool) -> dict[str, Any]:
-    given = {"pool": pool.endpoint, "keys": pool.keys}
-    if shares:
-        given["group"] = list(range(rank_count))
-    before = received_bytes(link)
+    They find each other at the address ``master``, and gloo connects them through ``device``.
+    """
     ranks = [
         subprocess.Popen(
-            [*link.enter(link.trainer_side), sys.executable, str(RANK), json.dumps(given)],
+            [*inside(place), sys.executable, str(RANK), json.dumps(given)],
             env={
                 **os.environ,
                 "RANK": str(rank),
-                "WORLD_SIZE": str(rank_count),
-                "MASTER_ADDR": "127.0.0.1",
+                "WORLD_SIZE": str(len(places)),
+                "MASTER_ADDR": master,
                 "MASTER_PORT": "29501",
+                "GLOO_SOCKET_IFNAME": device,
                 "OMP_NUM_THREADS": "1",
             },
             stdout=subprocess.PIPE,
             text=True,
         )
-        for rank in range(rank_count)
+        for rank, place in enumerate(places)
     ]
     try:
         texts = [rank.communicate(timeout=SECONDS_MAX)[0] for rank in ranks]
@@ -65,7 +68,85 @@ def run_ranks(link: ShapedLink, pool: PoolHost, rank_count: int, shares: bool) -
     if any(rank.returncode for rank in ranks):
         raise SystemExit("a rank failed; see above")
     figures: dict[str, Any] = json.loads(texts[0])
-    return figures | {"bytes": received_bytes(link) - before}
+    return figures
+
+
+def measure_one_machine(args: argparse.Namespace) -> None:
+    print(f"{EPOCH_BYTES / 1e6:.0f} MB of batches, {args.workers} workers, {args.rate}\n")
+    print("| ranks | shared batches | MB received | multiple of the batches | seconds |")
+    print("| --- | --- | --- | --- | --- |")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ShapedLink(args.rate) as link,
+        PoolHost(Path(folder), address=POOL_ADDRESS, prefix=inside(link.pool_side)) as pool,
+    ):
+        pool.start_workers(args.workers)
+
+        def run(rank_count: int, shares: bool) -> dict[str, Any]:
+            given: dict[str, Any] = {"pool": pool.endpoint, "keys": pool.keys}
+            if shares:
+                given["group"] = list(range(rank_count))
+            before = received_bytes(link.trainer_side, link.device)
+            figures = run_ranks([link.trainer_side] * rank_count, "127.0.0.1", "lo", given)
+            return figures | {"bytes": received_bytes(link.trainer_side, link.device) - before}
+
+        for rank_count in args.ranks:
+            rounds = [
+                {shares: run(rank_count, shares) for shares in (False, True)}
+                for _ in range(args.rounds)
+            ]
+            for shares in (False, True):
+                sizes = [each[shares]["bytes"] for each in rounds]
+                seconds = [each[shares]["seconds"] for each in rounds]
+                size = statistics.median(sizes)
+                print(
+                    f"| {rank_count} | {'yes' if shares else 'no'} | {size / 1e6:.0f} | "
+                    f"{size / EPOCH_BYTES:.2f} | {statistics.median(seconds):.1f} "
+                    f"({min(seconds):.1f} to {max(seconds):.1f}) |",
+                    flush=True,
+                )
+
+
+def measure_leaves(args: argparse.Namespace) -> None:
+    rank_count = 4
+    sizes = {"pixels": EPOCH_BYTES, "labels": STEP_COUNT * BATCH_SIZE * LABELS * 8}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ShapedSwitch(args.rate, rank_count) as switch,
+        PoolHost(
+            Path(folder),
+            address=switch.addresses[switch.pool_side],
+            prefix=inside(switch.pool_side),
+        ) as pool,
+    ):
+        pool.start_workers(args.workers)
+
+        def run(leaves: dict[str, list[int]] | None) -> list[Any]:
+            given = {"pool": pool.endpoint, "keys": pool.keys, "group": list(range(rank_count))}
+            given |= {"has_labels": True, "leaves": leaves}
+            places = switch.trainer_sides
+            before = [received_bytes(place, switch.device) for place in places]
+            figures = run_ranks(places, switch.addresses[places[0]], switch.device, given)
+            after = [received_bytes(place, switch.device) for place in places]
+            return [figures["seconds"], *(b - a for a, b in zip(before, after, strict=True))]
+
+        rounds = [(run(None), run(LEAVES)) for _ in range(args.rounds)]
+    whole, divided = ([*zip(*each, strict=True)] for each in zip(*rounds, strict=True))
+    print("\n| rank, on a separate machine | reads | MB of these | MB received with leaves "
+          "| multiple | MB received without |")  # fmt: skip
+    print("| --- | --- | --- | --- | --- | --- |")
+    for rank in range(rank_count):
+        read = [name for name, ranks in LEAVES.items() if rank in ranks]
+        wanted = sum(sizes[name] for name in read)
+        received = statistics.median(divided[rank + 1])
+        multiple = f"{received / wanted:.2f}" if wanted else "-"
+        print(
+            f"| {rank} | {' and '.join(read) or 'neither'} | {wanted / 1e6:.0f} | "
+            f"{received / 1e6:.1f} | {multiple} | {statistics.median(whole[rank + 1]) / 1e6:.1f} |"
+        )
+    for words, seconds in (("with", divided[0]), ("without", whole[0])):
+        print(f"Seconds {words} leaves: {statistics.median(seconds):.1f} "
+              f"({min(seconds):.1f} to {max(seconds):.1f})")  # fmt: skip
 
 
 def main() -> None:
@@ -76,32 +157,13 @@ def main() -> None:
     parser.add_argument(
         "--rate", default="10gbit", help="rate of the simulated cable, in the format of tc"
     )
+    parser.add_argument("--only", choices=["machine", "leaves"], help="measure one of the tables")
     args = parser.parse_args()
-    print(f"{EPOCH_BYTES / 1e6:.0f} MB of batches, {args.workers} workers, {args.rate}\n")
-    print("| ranks | shared batches | MB received | multiple of the batches | seconds |")
-    print("| --- | --- | --- | --- | --- |")
     try:
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            ShapedLink(args.rate) as link,
-            PoolHost(Path(folder), address=POOL_ADDRESS, prefix=link.enter(link.pool_side)) as pool,
-        ):
-            pool.start_workers(args.workers)
-            for rank_count in args.ranks:
-                rounds = [
-                    {shares: run_ranks(link, pool, rank_count, shares) for shares in (False, True)}
-                    for _ in range(args.rounds)
-                ]
-                for shares in (False, True):
-                    sizes = [each[shares]["bytes"] for each in rounds]
-                    seconds = [each[shares]["seconds"] for each in rounds]
-                    size = statistics.median(sizes)
-                    print(
-                        f"| {rank_count} | {'yes' if shares else 'no'} | {size / 1e6:.0f} | "
-                        f"{size / EPOCH_BYTES:.2f} | {statistics.median(seconds):.1f} "
-                        f"({min(seconds):.1f} to {max(seconds):.1f}) |",
-                        flush=True,
-                    )
+        if args.only != "leaves":
+            measure_one_machine(args)
+        if args.only != "machine":
+            measure_leaves(args)
     except NoLinkError as error:
         raise SystemExit(f"network namespaces are not available: {error}") from error
 

@@ -107,9 +107,9 @@ void open_shared_files(Batch& batch, const py::object& open_storage) {
 
 // An event in its Python form: its kind, value and value details, and its shard and the shard's state. If a batch
 // cannot be rebuilt here, this is recorded, and its error is raised instead. The leaves are described if there is a
-// `stand_in`.
+// `stand_in`. `is_divided`: leaves of other ranks stay meta tensors.
 py::tuple to_python(Client::Event& event, Batch* of_event, const py::object& loads, const py::object& open_storage,
-                    const py::object& stand_in) {
+                    const py::object& stand_in, bool is_divided) {
   const int kind = static_cast<int>(event.kind);
   if (event.kind == Client::Event::Kind::kFailed) raise_failure(*event.error);
   if (event.kind == Client::Event::Kind::kNews)
@@ -127,10 +127,10 @@ py::tuple to_python(Client::Event& event, Batch* of_event, const py::object& loa
   }
   py::object value;
   try {
-    if (batch.record().withheld_bytes() > 0 && (stand_in.is_none() || !batch.record().origin()))
+    if (!is_divided && batch.record().withheld_bytes() > 0 && (stand_in.is_none() || !batch.record().origin()))
       raise_failure({Errc::kMalformed, "a worker omitted tensors of a batch without permission"});
     open_shared_files(batch, open_storage);
-    if (!stand_in.is_none()) put_stand_ins(batch, stand_in);
+    if (!is_divided && !stand_in.is_none()) put_stand_ins(batch, stand_in);
     value = decode_nest(batch.record().frame().nest, batch.tensors().all(), loads);
   } catch (py::error_already_set& error) {
     event.is_unreadable = true;
@@ -219,7 +219,8 @@ Client::Event take_or_wait(Stream& stream, double timeout_s, const Take& take) {
 py::tuple next(Stream& stream, double timeout_s, const py::object& loads, const py::object& open_storage,
                const py::object& stand_in) {
   auto event = take_or_wait(stream, timeout_s, [&] { return stream.try_next(); });
-  auto given = to_python(event, event.batch.get(), loads, open_storage, stand_in);
+  const bool is_divided = stream.client().has_leaves_by_rank();
+  auto given = to_python(event, event.batch.get(), loads, open_storage, stand_in, is_divided);
   if (event.is_unreadable) stream.progress()->note_error();
   return given;
 }
@@ -227,9 +228,11 @@ py::tuple next(Stream& stream, double timeout_s, const py::object& loads, const 
 py::tuple look_ahead(Stream& stream, uint32_t batch_count, double timeout_s, const py::object& loads,
                      const py::object& open_storage, const py::object& stand_in) {
   auto event = take_or_wait(stream, timeout_s, [&] { return stream.try_look_ahead(batch_count); });
-  if (event.kind != Client::Event::Kind::kBatch) return to_python(event, nullptr, loads, open_storage, stand_in);
+  const bool is_divided = stream.client().has_leaves_by_rank();
+  if (event.kind != Client::Event::Kind::kBatch)
+    return to_python(event, nullptr, loads, open_storage, stand_in, is_divided);
   Client::Event& waiting = stream.last_ahead();
-  return to_python(waiting, waiting.batch.get(), loads, open_storage, stand_in);
+  return to_python(waiting, waiting.batch.get(), loads, open_storage, stand_in, is_divided);
 }
 
 py::object bytes_or_none(const EpochProgress::State& state) {

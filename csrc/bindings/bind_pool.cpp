@@ -191,7 +191,7 @@ void bind_pool(py::module_& module) {
                        bool keep_indices, bool pin_memory, const std::optional<std::string>& device,
                        const std::shared_ptr<loader::AheadWishes>& ahead, const std::string& gpu_uuid,
                        const std::string& job_identity, std::pair<uint32_t, uint32_t> rank,
-                       const std::shared_ptr<replica::Relay>& relay,
+                       const std::shared_ptr<replica::Relay>& relay, bool leaves_by_rank,
                        std::optional<std::pair<std::shared_ptr<ReplicaKeys>, std::string>> own_keys) {
              return make_client({.controller = controller,
                                  .key_folder = key_folder,
@@ -215,14 +215,15 @@ void bind_pool(py::module_& module) {
                                  .pin_memory = pin_memory,
                                  .device = device::device_named(device),
                                  .ahead = ahead,
-                                 .tap = relay});
+                                 .tap = relay,
+                                 .leaves_by_rank = leaves_by_rank});
            }),
            py::kw_only(), py::arg("controller"), py::arg("key_folder"), py::arg("job"), py::arg("about"),
            py::arg("worker_count_max"), py::arg("arena_bytes"), py::arg("is_iterable"), py::arg("trust_workers"),
            py::arg("own_workers"), py::arg("prefetch_factor"), py::arg("prefetch_bytes"), py::arg("shard_count"),
            py::arg("overtaking_max"), py::arg("keep_indices"), py::arg("pin_memory"), py::arg("device"), py::arg("ahead"),
            py::arg("gpu_uuid"), py::arg("job_identity") = "", py::arg("rank") = std::pair(0U, 1U),
-           py::arg("relay") = nullptr, py::arg("own_keys") = std::nullopt)
+           py::arg("relay") = nullptr, py::arg("leaves_by_rank") = false, py::arg("own_keys") = std::nullopt)
       .def(
           "set_plan",
           [](PoolClient& self, const std::string& json, uint64_t change_count) {
@@ -271,15 +272,22 @@ using replica::Relay;
 namespace {
 
 using Seat = std::tuple<std::string, std::string, std::string>;  // name, key, handover
+// The name of a leaf, whether this rank reads it, and whether each follower does.
+using Readers = std::tuple<std::string, bool, std::vector<bool>>;
 
 Result<std::shared_ptr<Relay>> start(const ReplicaKeys& keys, std::string leader, std::string bind_host,
-                                     const std::vector<Seat>& followers, uint64_t arena_bytes,
-                                     uint64_t held_bytes_max) {
+                                     const std::vector<Seat>& followers, uint64_t arena_bytes, uint64_t held_bytes_max,
+                                     const std::vector<Readers>& leaves) {
   std::vector<replica::FollowerSeat> seats;
   for (const auto& [name, key_text, handover] : followers) {
     auto key = net::PublicKey::parse(key_text);
     if (!key) return key.error();
     seats.push_back({.name = name, .key = key.value(), .handover = handover});
+  }
+  std::vector<replica::LeafReaders> readers;
+  for (const auto& [name, is_read_here, by_follower] : leaves) {
+    if (by_follower.size() != followers.size()) throw py::value_error("a leaf needs one entry for each follower");
+    readers.push_back({.name = name, .is_read_here = is_read_here, .followers = by_follower});
   }
   auto pair = keys.copy();
   if (!pair) return pair.error();
@@ -288,7 +296,8 @@ Result<std::shared_ptr<Relay>> start(const ReplicaKeys& keys, std::string leader
                        .bind_host = std::move(bind_host),
                        .arena_bytes = arena_bytes,
                        .held_bytes_max = held_bytes_max,
-                       .followers = std::move(seats)});
+                       .followers = std::move(seats),
+                       .leaves = std::move(readers)});
 }
 
 }  // namespace
@@ -299,12 +308,13 @@ void bind_replica(py::module_& module) {
       .def_property_readonly("public_key", &ReplicaKeys::public_key);
   py::class_<Relay, std::shared_ptr<Relay>>(module, "Relay")
       .def(py::init([](const ReplicaKeys& keys, const std::string& leader, const std::string& bind_host,
-                       const std::vector<Seat>& followers, uint64_t arena_bytes, uint64_t held_bytes_max) {
-             return unwrap(
-                 without_gil([&] { return start(keys, leader, bind_host, followers, arena_bytes, held_bytes_max); }));
+                       const std::vector<Seat>& followers, uint64_t arena_bytes, uint64_t held_bytes_max,
+                       const std::vector<Readers>& leaves) {
+             return unwrap(without_gil(
+                 [&] { return start(keys, leader, bind_host, followers, arena_bytes, held_bytes_max, leaves); }));
            }),
            py::kw_only(), py::arg("keys"), py::arg("leader"), py::arg("bind_host"), py::arg("followers"),
-           py::arg("arena_bytes"), py::arg("held_bytes_max"))
+           py::arg("arena_bytes"), py::arg("held_bytes_max"), py::arg("leaves") = std::vector<Readers>())
       .def_property_readonly("addresses",
                              [](const Relay& self) {
                                std::vector<std::tuple<uint64_t, std::string, std::string>> addresses;

@@ -50,6 +50,12 @@ class Batch {
   BatchTensors& tensors() { return tensors_; }
   const BatchTensors& tensors() const { return tensors_; }
 
+  // Leaves out a leaf that this rank does not read. Before the stages.
+  void leave_out(size_t index) {
+    record_.leave_out(index);
+    tensors_.leave_out(index);
+  }
+
   // The completion event of the device work that fills the tensors, if there is any; set by the last stage. Shared with
   // the stage, which waits for it too.
   void set_ready_event(std::shared_ptr<device::DeviceEvent> event) { ready_event_ = std::move(event); }

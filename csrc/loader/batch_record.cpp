@@ -69,6 +69,12 @@ Result<void> BatchRecord::check_withheld() const {
   return {};
 }
 
+void BatchRecord::leave_out(size_t index) {
+  TensorEntry& entry = frame_.tensors[index];
+  entry.encoding = Encoding::kWithheld;
+  entry.offset = entry.bytes = 0;
+}
+
 bool BatchRecord::is_narrow() const {
   return std::ranges::any_of(frame_.tensors, [](const TensorEntry& entry) { return wire::is_narrow(entry.encoding); });
 }

@@ -72,6 +72,8 @@ class BatchRecord {
   const std::optional<Origin>& origin() const { return origin_; }
   void set_origin(Origin origin) { origin_ = std::move(origin); }
 
+  // Makes a leaf a withheld one that this rank does not read (replica/relay.h). Its bytes count as received.
+  void leave_out(size_t index);
   bool is_withheld(size_t index) const { return entry(index).encoding == wire::Encoding::kWithheld; }
   // Whether some tensors are narrow, with fewer bytes than their values need.
   bool is_narrow() const;

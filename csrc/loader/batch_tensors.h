@@ -43,6 +43,10 @@ class BatchTensors {
   const std::vector<at::Tensor>& all();
   // A meta tensor with the dtype, sizes and strides of a tensor of the batch.
   at::Tensor meta(size_t index) const;
+  // Forgets a tensor that the record has left out: a meta tensor takes its place.
+  void leave_out(size_t index) {
+    if (index < tensors_.size()) tensors_[index] = at::Tensor();
+  }
   // Puts an object in the place of a withheld leaf.
   void set_stand_in(size_t index, at::Tensor tensor);
 

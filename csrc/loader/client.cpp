@@ -457,6 +457,7 @@ std::optional<LinkStanding> Client::link() const { return impl_->source->link();
 wire::JobCosts Client::costs() const { return impl_->source->costs(); }
 bool Client::may_any_worker() const { return impl_->options.any_worker; }
 uint64_t Client::largest_batch_bytes() const { return impl_->largest_batch_bytes; }
+bool Client::has_leaves_by_rank() const { return impl_->options.leaves_by_rank; }
 bool Client::is_elastic() const { return !impl_->source->has_bounded_memory(); }
 
 Client::Event Client::try_next() { return impl_->try_next(); }

@@ -56,6 +56,7 @@ struct ClientOptions {
   // Tensors to copy ahead in addition to those on the host; null to copy none. Excludes `device`.
   std::shared_ptr<AheadWishes> ahead = {};
   std::shared_ptr<ArrivalTap> tap = {};  // as Stages::tap
+  bool leaves_by_rank = false;  // batches have no values of the leaves that other ranks of a replica group read
 };
 
 // The start of an epoch: later than its first batch when the epoch is resumed.
@@ -123,6 +124,8 @@ class Client {
   uint64_t largest_batch_bytes() const;  // 0 before the first has arrived
   // Whether the number of workers can change.
   bool is_elastic() const;
+  // Whether batches may lack leaves that only other ranks read.
+  bool has_leaves_by_rank() const;
 
   struct Event {
     enum class Kind : uint8_t {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "replica/relay.h"
 
+#include <ATen/ops/empty_like.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,7 +16,8 @@ namespace penstock::replica {
 
 uint64_t ReplicaAnswer::bytes() const {
   uint64_t bytes = nest.size() + state.size() + text.size();
-  for (const at::Tensor& tensor : tensors) bytes += tensor.nbytes();
+  for (const at::Tensor& tensor : tensors)
+    if (!tensor.is_meta()) bytes += tensor.nbytes();
   return bytes;
 }
 
@@ -169,8 +171,12 @@ RequestDigest digest_of(const server::PoolWork& work) {
   return digest_of(work.number(), work.index_kind, work.indices, work.seeds, work.epoch_seed, work.first_place);
 }
 
-// Copies the batch, so that the leader's program cannot change the followers' batches.
-std::shared_ptr<const ReplicaAnswer> copy_of(loader::Batch& batch) {
+bool is_read_by_any(uint32_t index, const std::vector<std::vector<uint32_t>>& absent) {
+  return std::ranges::any_of(absent, [&](const auto& leaves) { return !std::ranges::binary_search(leaves, index); });
+}
+
+// Copies the batch, so that the leader's program cannot change the followers' batches. `absent` as in ReplicaAnswer.
+std::shared_ptr<const ReplicaAnswer> copy_of(loader::Batch& batch, std::vector<std::vector<uint32_t>> absent = {}) {
   auto answer = std::make_shared<ReplicaAnswer>();
   answer->state.assign(batch.record().state().begin(), batch.record().state().end());
   if (const auto& error = batch.record().remote_error()) {
@@ -180,7 +186,11 @@ std::shared_ptr<const ReplicaAnswer> copy_of(loader::Batch& batch) {
     return answer;
   }
   answer->flags = batch.record().facts().flags & kFlagsOfContent;
-  for (const at::Tensor& tensor : batch.tensors().all()) answer->tensors.push_back(tensor.clone());
+  for (const at::Tensor& tensor : batch.tensors().all()) {
+    const bool is_read = absent.empty() || is_read_by_any(static_cast<uint32_t>(answer->tensors.size()), absent);
+    answer->tensors.push_back(is_read ? tensor.clone() : at::empty_like(tensor, tensor.options().device(at::kMeta)));
+  }
+  answer->absent = std::move(absent);
   answer->nest.assign(batch.record().frame().nest.begin(), batch.record().frame().nest.end());
   return answer;
 }
@@ -245,6 +255,7 @@ Result<void> Relay::open_follower(const FollowerSeat& seat) {
 // ---- The leader's side
 
 void Relay::asked(const session::RequestContent& content) {
+  if (followers_.empty()) return;
   uint32_t epoch = 0;
   {
     const MutexLock lock(mutex_);
@@ -255,6 +266,25 @@ void Relay::asked(const session::RequestContent& content) {
   store_.asked(epoch, digest_of(content));
 }
 
+std::shared_ptr<const ReplicaAnswer> Relay::divide(std::unique_ptr<loader::Batch>& batch) const {
+  const bool has_leaves = !batch->record().remote_error() && !batch->record().raises();
+  if (options_.leaves.empty() || !has_leaves) return copy_of(*batch);
+  auto division = divide_leaves(batch->record().frame().nest, options_.leaves, followers_.size());
+  if (!division) {
+    auto error = loader::Batch::from_error(
+        batch->record().facts(),
+        {.type_name = "ValueError", .text = division.error().message, .worker = {}, .cause = {}});
+    error->record().times() = batch->record().times();
+    error->record().set_state(batch->record().state());
+    batch = std::move(error);
+    return copy_of(*batch);
+  }
+  std::shared_ptr<const ReplicaAnswer> answer;
+  if (!followers_.empty()) answer = copy_of(*batch, std::move(division.value().absent));
+  for (const uint32_t leaf : division.value().absent_here) batch->leave_out(leaf);
+  return answer;
+}
+
 void Relay::arrived(loader::Arrival& arrival) {
   std::optional<uint32_t> epoch;
   {
@@ -262,11 +292,11 @@ void Relay::arrived(loader::Arrival& arrival) {
     const auto place = epoch_of_.find(arrival.epoch);
     if (place != epoch_of_.end()) epoch = place->second;
   }
-  if (!epoch) return;
+  if (!epoch && !followers_.empty()) return;
   auto answer = arrival.kind == loader::Arrival::Kind::kBatch
-                    ? copy_of(*arrival.batch)
+                    ? divide(arrival.batch)
                     : std::make_shared<const ReplicaAnswer>(ReplicaAnswer{.kind = ReplicaAnswer::Kind::kEnd});
-  store_.arrived(*epoch, arrival.sequence, std::move(answer));
+  if (epoch) store_.arrived(*epoch, arrival.sequence, std::move(answer));
 }
 
 void Relay::source_stopped() {
@@ -343,8 +373,9 @@ void Relay::answer(size_t follower, const server::PoolWork& work) {
     case ReplicaAnswer::Kind::kBatch: break;
   }
   server.writer().begin();
-  const worker::BatchContent content{.tensors = answer.tensors, .boundary_keys = {}, .nest = answer.nest};
-  const auto sent = server.answer(work, content, {.flags = answer.flags, .state = answer.state});
+  worker::BatchContent content{.tensors = answer.tensors, .boundary_keys = {}, .nest = answer.nest};
+  if (!answer.absent.empty()) content.withheld = answer.absent[follower];
+  const auto sent = server.answer(work, std::move(content), {.flags = answer.flags, .state = answer.state});
   if (!sent) fail("penstock.errors.PenstockError", "forwarding a batch failed: " + sent.error().message);
 }
 

@@ -31,6 +31,7 @@
 #include "base/result.h"
 #include "loader/inbox.h"
 #include "net/keys.h"
+#include "replica/leaf_division.h"
 #include "worker/batch_server.h"
 
 namespace penstock::replica {
@@ -49,7 +50,9 @@ struct RequestDigest {
 struct ReplicaAnswer {
   enum class Kind : uint8_t { kBatch, kEnd, kError };
   Kind kind = Kind::kBatch;
-  std::vector<at::Tensor> tensors{};  // of a batch; read-only copies
+  // Of a batch: read-only copies, with meta tensors in the place of leaves that no follower reads.
+  std::vector<at::Tensor> tensors{};
+  std::vector<std::vector<uint32_t>> absent{};  // for each follower, the leaves that it does not read; or empty
   std::vector<std::byte> nest{};
   std::vector<std::byte> state{};  // of the dataset, after the batch
   uint8_t flags = 0;               // wire::kBatchFlags
@@ -140,8 +143,12 @@ struct RelayOptions {
   uint64_t arena_bytes = 0;     // shared memory per follower
   uint64_t held_bytes_max = 0;  // of batches that wait for a follower
   std::vector<FollowerSeat> followers;
+  std::vector<LeafReaders> leaves = {};  // empty: every rank has all leaves
 };
 
+// If leaves are divided among the ranks, a follower gets the leaves that it reads, and the leader's batch loses those
+// that its own program does not read. Without followers, a relay only does the latter.
+//
 // start(), close() and the destructor are for the owner's thread; asked() for the trainer's thread; arrived() for the
 // stages' thread; the rest for any thread.
 class Relay final : public loader::ArrivalTap {
@@ -187,6 +194,9 @@ class Relay final : public loader::ArrivalTap {
   void serve(size_t follower);
   void fail(size_t follower, const std::string& what);
   void answer(size_t follower, const server::PoolWork& work);
+  // Divides the leaves of the leader's batch: returns the followers' copy, and leaves the others out of its own. A
+  // batch that cannot be divided becomes an error on all ranks.
+  std::shared_ptr<const ReplicaAnswer> divide(std::unique_ptr<loader::Batch>& batch) const;
 
   const RelayOptions options_;
   ReplicaStore store_;

@@ -284,37 +284,103 @@ Result<void> check_python_values(std::span<const std::byte> bytes, std::span<con
   return {};
 }
 
-std::optional<std::set<uint32_t>> fixed_leaves(std::span<const std::byte> bytes) {
-  struct Open {
-    uint64_t left = 1;  // values still expected
-    bool is_object = false;
-  };
-  std::set<uint32_t> fixed;
+namespace {
+
+// A container that is being read.
+struct OpenContainer {
+  uint64_t count = 1;  // values in it
+  uint64_t left = 1;   // values still expected
+  NestTag tag = NestTag::kList;
+  bool is_key = false;     // a key of a dict, or inside one
+  std::string name = {};   // of the container itself; empty if it has no part in the names of its leaves
+  std::string value = {};  // name of the next value, in a dict
+
+  bool is_object() const { return tag == NestTag::kObject; }
+  bool expects_key() const { return tag == NestTag::kDict && left % 2 == 0; }
+};
+
+std::string name_of_key(const NestToken& token) {
+  switch (token.tag) {
+    case NestTag::kText: return std::string(token.text);
+    case NestTag::kInteger: return std::to_string(token.integer);
+    case NestTag::kFalse: return "False";
+    case NestTag::kTrue: return "True";
+    default: return "?";
+  }
+}
+
+// The name of a value that is not a key, whose container has not counted it yet.
+std::string name_in(const OpenContainer& parent, const NestToken& token) {
+  if (parent.tag == NestTag::kDict) return parent.value;
+  const uint64_t position = parent.count - parent.left;
+  if (!parent.is_object()) return std::to_string(position);
+  if (position == 0) return "context";
+  return token.tag == NestTag::kDict ? "" : std::to_string(position - 1);
+}
+
+// Calls `visit` with the token of each tensor and array, and with the open containers, the batch's own place first.
+// Returns false for a nest that cannot be read token by token.
+template <typename Visit>
+bool visit_leaves(std::span<const std::byte> bytes, const Visit& visit) {
   NestReader reader(bytes);
-  std::vector<Open> open(1);  // innermost last
+  std::vector<OpenContainer> open(1);
   while (!open.empty()) {
-    if (open.back().left == 0) {
+    OpenContainer& parent = open.back();
+    if (parent.left == 0) {
       open.pop_back();
       continue;
     }
-    --open.back().left;
-    const auto token = reader.next();
-    if (!token || token.value().tag == NestTag::kPickle) return std::nullopt;
-    const uint32_t count = token.value().count;
-    switch (token.value().tag) {
+    const auto read = reader.next();
+    if (!read || read.value().tag == NestTag::kPickle) return false;
+    const NestToken& token = read.value();
+    const bool is_key = parent.is_key || parent.expects_key();
+    if (is_key && !parent.is_key) parent.value = name_of_key(token);
+    OpenContainer inner{.count = token.count, .left = token.count, .tag = token.tag, .is_key = is_key};
+    switch (token.tag) {
       case NestTag::kTensor:
-        if (open.back().is_object) fixed.insert(count);
-        break;
-      case NestTag::kArray: fixed.insert(count); break;
+      case NestTag::kArray: visit(token, open); break;
+      case NestTag::kDict: inner.count = inner.left = uint64_t{token.count} * 2; [[fallthrough]];
       case NestTag::kList:
       case NestTag::kTuple:
-      case NestTag::kNamedTuple: open.push_back({.left = count}); break;
-      case NestTag::kObject: open.push_back({.left = count, .is_object = true}); break;
-      case NestTag::kDict: open.push_back({.left = uint64_t{count} * 2}); break;
+      case NestTag::kNamedTuple:
+      case NestTag::kObject:
+        if (!is_key && open.size() > 1) inner.name = name_in(parent, token);
+        --parent.left;
+        open.push_back(std::move(inner));
+        continue;
       default: break;
     }
+    --parent.left;
   }
+  return true;
+}
+
+bool is_fixed(const NestToken& token, const std::vector<OpenContainer>& open) {
+  return token.tag == NestTag::kArray || open.back().is_object();
+}
+
+}  // namespace
+
+std::optional<std::set<uint32_t>> fixed_leaves(std::span<const std::byte> bytes) {
+  std::set<uint32_t> fixed;
+  const auto visit = [&](const NestToken& token, const std::vector<OpenContainer>& open) {
+    if (is_fixed(token, open)) fixed.insert(token.count);
+  };
+  if (!visit_leaves(bytes, visit)) return std::nullopt;
   return fixed;
+}
+
+std::optional<std::vector<NamedLeaf>> named_leaves(std::span<const std::byte> bytes) {
+  std::vector<NamedLeaf> leaves;
+  const auto visit = [&](const NestToken& token, const std::vector<OpenContainer>& open) {
+    NamedLeaf leaf{.name = {}, .index = token.count, .is_fixed = is_fixed(token, open)};
+    for (const OpenContainer& container : open)
+      if (!container.name.empty()) leaf.name += container.name + ".";
+    if (open.size() > 1) leaf.name += name_in(open.back(), token);
+    leaves.push_back(std::move(leaf));
+  };
+  if (!visit_leaves(bytes, visit)) return std::nullopt;
+  return leaves;
 }
 
 namespace {

@@ -13,6 +13,7 @@
 #include <optional>
 #include <set>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -141,6 +142,21 @@ Result<void> check_python_values(std::span<const std::byte> bytes, std::span<con
 // The leaves of a nest that no stand-in tensor can replace: numpy arrays, and direct children of an object, since its
 // class makes the object from their values. Empty for a nest that cannot be read token by token.
 std::optional<std::set<uint32_t>> fixed_leaves(std::span<const std::byte> bytes);
+
+// A tensor of a nest, and the keys and positions that lead to it, joined by dots: "image.pixels", "0". A position is
+// also the name of a named tuple's field, and of an object's child; a dict that is an object's child has no part in the
+// name, so that the fields of a dataclass have their own names. A key that is neither text, a 64-bit integer nor a bool
+// is named "?". Empty for a batch that is one tensor.
+struct NamedLeaf {
+  std::string name;
+  uint32_t index = 0;     // in the tensor table
+  bool is_fixed = false;  // as for fixed_leaves()
+
+  friend bool operator==(const NamedLeaf&, const NamedLeaf&) = default;
+};
+
+// The leaves in the order of the nest; a tensor that occurs twice is listed twice. Empty as for fixed_leaves().
+std::optional<std::vector<NamedLeaf>> named_leaves(std::span<const std::byte> bytes);
 
 constexpr uint32_t kArrayDtypeBytesMax = 64;
 

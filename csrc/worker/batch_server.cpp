@@ -66,6 +66,7 @@ Result<void> BatchServer::answer(const PoolWork& work, BatchContent content, Poo
   if (auto checked = check_state(marks.state); !checked) return checked;
   const auto times = writer().clock().times(work.begun_at, clock_now());
   prefix_cache_.select(work.prefixes(), maker_.prefixes());
+  const bool may_be_recalled = content.withheld.empty();  // otherwise the caller has left leaves out for good
   const bool is_whole =
       work.is_recall() || work.is_handed_over;  // leaving some tensors out would cost a copy of the others
   auto made = maker_.make(content, {.epoch_seed = work.epoch_seed,
@@ -78,7 +79,8 @@ Result<void> BatchServer::answer(const PoolWork& work, BatchContent content, Poo
     return checked;
   }
   if (made.value().is_compiled) marks.flags |= wire::kBatchCompiled;
-  if (!content.withheld.empty()) kept_.keep(work.trainer_id, work.key, content, marks.flags, kept_bytes_max_);
+  if (may_be_recalled && !content.withheld.empty())
+    kept_.keep(work.trainer_id, work.key, content, marks.flags, kept_bytes_max_);
   return send(work, std::move(made).value(), std::move(marks), times);
 }
 

@@ -161,7 +161,8 @@ SlabWriter::Placement SlabWriter::place(const BatchContent& content) {
   for (size_t index = 0; index < content.tensors.size(); ++index) {
     const at::Tensor& tensor = content.tensors[index];
     TensorEntry entry = describe_tensor(tensor);
-    const auto* source = static_cast<const std::byte*>(entry.bytes > 0 ? tensor.const_data_ptr() : nullptr);
+    const bool has_bytes = entry.bytes > 0 && !tensor.is_meta();  // a meta tensor is a withheld leaf
+    const auto* source = static_cast<const std::byte*>(has_bytes ? tensor.const_data_ptr() : nullptr);
     const std::byte* base = region_ ? region_->data() : nullptr;
     const bool is_in_place = base != nullptr && source >= base && source + entry.bytes <= base + used_bytes_ &&
                              static_cast<uint64_t>(source - base) % kPayloadAlignment == 0;

@@ -32,7 +32,7 @@ struct BatchContent {
   std::vector<at::Tensor> tensors;  // boundary tensors last
   std::vector<std::string> boundary_keys;
   std::span<const std::byte> nest;
-  std::vector<uint32_t> withheld = {};  // leaves left out, ascending
+  std::vector<uint32_t> withheld = {};  // leaves left out, ascending; their tensors may be meta tensors
   // By tensor, the form with fewer bytes that it is written in, if any; empty: all are written unchanged.
   std::vector<std::optional<wire::NarrowForm>> forms = {};
   SharedLeaves shared = {};

@@ -778,6 +778,7 @@ class Relay:
         followers: list[tuple[str, str, str]],
         arena_bytes: int,
         held_bytes_max: int,
+        leaves: Sequence[tuple[str, bool, Sequence[bool]]] = (),
     ) -> None: ...
     @property
     def addresses(self) -> list[tuple[int, str, str]]: ...
@@ -834,6 +835,7 @@ class PoolClient(Client):
         job_identity: str = "",
         rank: tuple[int, int] = (0, 1),
         relay: Relay | None = None,
+        leaves_by_rank: bool = False,
         own_keys: tuple[ReplicaKeys, str] | None = None,
     ) -> None: ...
     def set_plan(self, json: str, change_count: int) -> None: ...

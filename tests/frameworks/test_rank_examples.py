@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The programs of examples/ranks, each on 2 ranks: all give bit-for-bit the same losses, even when
-they are stopped in mid-epoch and resume from their checkpoints."""
+they are stopped in mid-epoch and resume from their checkpoints. The stages of a pipeline have the
+losses of one process."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ WAYS: dict[str, tuple[list[str], str]] = {
     "lightning_ddp": (PYTHON, "--checkpoints"),
     "accelerate_launch": ([*ACCELERATE, "--num_processes=2"], "--checkpoint"),
     "hf_trainer": (TORCHRUN, "--output"),
+    "pipeline_stages": (TORCHRUN, "--state"),
 }
+DATA_PARALLEL = [name for name in WAYS if name != "pipeline_stages"]
 
 
 def run(name: str, *arguments: str) -> dict[int, list[float]]:
@@ -73,7 +76,7 @@ def expected() -> dict[int, list[float]]:
 
 
 @pytest.mark.long("accelerate_launch", "hf_trainer", "lightning_ddp", "fsdp2")
-@pytest.mark.parametrize("name", [name for name in WAYS if name != "ddp"])
+@pytest.mark.parametrize("name", [name for name in DATA_PARALLEL if name != "ddp"])
 def test_example_has_the_losses_of_ddp(
     name: str, expected: dict[int, list[float]], tmp_path: Path
 ) -> None:
@@ -82,7 +85,7 @@ def test_example_has_the_losses_of_ddp(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("name", DATA_PARALLEL)
 def test_example_resumes_within_an_epoch(
     name: str, expected: dict[int, list[float]], tmp_path: Path
 ) -> None:
@@ -91,3 +94,36 @@ def test_example_resumes_within_an_epoch(
     assert first == {rank: losses[:STOP_AFTER] for rank, losses in expected.items()}
     rest = run(name, *saved)
     assert rest == {rank: losses[STOP_AFTER:] for rank, losses in expected.items()}
+
+
+ONE_PROCESS = """
+from task import EPOCHS, loss_of, make_loader, make_model, make_optimizer, report
+loader, model = make_loader(), make_model()
+optimizer, losses = make_optimizer(model), []
+for epoch in range(EPOCHS):
+    for batch in loader:
+        loss = loss_of(model, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+report(0, losses)
+"""
+
+
+@pytest.mark.long
+def test_pipeline_stages_have_the_losses_of_one_process(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*PYTHON, "-c", ONE_PROCESS],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES)},
+    )
+    assert done.returncode == 0, done.stderr
+    losses = ast.literal_eval(done.stdout.removeprefix("rank 0: losses "))
+    assert len(losses) == STEPS
+    assert run("pipeline_stages") == {0: [], 1: losses}
+    saved = ["--state", str(tmp_path / "saved")]
+    assert run("pipeline_stages", *saved, "--stop-after", str(STOP_AFTER))[1] == losses[:STOP_AFTER]
+    assert run("pipeline_stages", *saved)[1] == losses[STOP_AFTER:]

@@ -452,7 +452,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 replica_group=group,
             )
         else:
-            self.ranks = None if group is None else Ranks(replica_group=group)
+            leaves = asked.ranks.leaves
+            self.ranks = None if group is None else Ranks(replica_group=group, leaves=leaves)
         self.pool = unchecked(
             asked.pool,
             address=named_pool(asked.pool.address),
@@ -549,8 +550,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 "shard_by_rank must be True from the start, got True for a loader without ranks; "
                 "make a new loader with ranks=Ranks()"
             )
-        group = self.replica_group
-        self.ranks = None if group is None else Ranks(replica_group=group)
+        ranks = ranks_in_use(self)
+        group, leaves = self.replica_group, None if ranks is None else ranks.leaves
+        self.ranks = None if group is None else Ranks(replica_group=group, leaves=leaves)
 
     def __repr__(self) -> str:
         dataset = getattr(self, "dataset", None)  # the constructor may not have set it yet
@@ -652,7 +654,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if options.replica_group is not None and run.replicas is None:
             check_replicable(options)
             start = facts_of_replica(options, run.epoch_start())
-            run.replicas = ReplicaGroup(options.replica_group, start, arena_bytes())
+            run.replicas = ReplicaGroup(
+                options.replica_group, start, arena_bytes(), options.leaf_readers
+            )
         run.follow_copies(is_auto(options.device) and options.is_parallel and has_device())
         begin = self._iterate_pool if options.has_pool else super().__iter__
         if run.loaded_state is None or run.repeated is not None:

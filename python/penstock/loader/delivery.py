@@ -34,6 +34,7 @@ class Delivery(NamedTuple):
     recaller: Recaller | None = None  # if leaves may have stayed with the workers
     notes_numbers: bool = False  # whether batches arrive out of order, each with its number
     device: torch.device | None = None  # where batches arrive, unless on the host
+    has_leaves_by_rank: bool = False  # whether leaves that other ranks read are meta tensors
 
     @property
     def stand_in(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
@@ -73,6 +74,10 @@ class Delivery(NamedTuple):
         """Do the work of torch's pinning thread on a batch whose plain tensors are already pinned
         natively. If that fails, return the exception to raise in its place."""
         try:
+            if self.has_leaves_by_rank:
+                from penstock.compat.operators import tree_map
+
+                batch = tree_map(_kept_if_meta, batch)
             return pin_memory(batch, device.name), leaves
         except Exception:
             where = f"in pin memory thread for device {device.number}"
@@ -123,6 +128,19 @@ class Delivery(NamedTuple):
         table.deferral = table.deferral or Deferral(table)
         for place, leaf in withheld.items():
             table.deferral.withheld(handle, place, leaf)
+
+
+class _Kept(NamedTuple):
+    """A tensor without memory to pin, which torch's function pins by this class's method."""
+
+    tensor: torch.Tensor
+
+    def pin_memory(self) -> torch.Tensor:
+        return self.tensor
+
+
+def _kept_if_meta(value: Any) -> Any:
+    return _Kept(value) if isinstance(value, torch.Tensor) and value.is_meta else value
 
 
 def _refuse_leaf(*leaf: torch.Tensor) -> NoReturn:

@@ -13,10 +13,11 @@ from __future__ import annotations
 import operator
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
+from penstock.ranks.leaf_readers import check_leaves, named_leaves
 from penstock.ranks.replica_group import named_ranks
 from penstock.ranks.sharding import REMAINDERS
 
@@ -154,6 +155,17 @@ class Ranks:
             such groups; without them, each group reads the whole dataset in a separate order.
             Requires a map-style dataset. Models are not cut (:func:`penstock.offload`) with such a
             loader. Default: None.
+        leaves (Mapping[str | int, Sequence[int] | ProcessGroup | DeviceMesh] | None): For tensors
+            of the batch that only some ranks of the ``replica_group`` read, these ranks, as in
+            ``{"pixels": [0, 1], "labels": [3]}``. Only they receive the bytes of these tensors; on
+            the other ranks, a tensor on the meta device with the same shape, strides and dtype
+            stands in for each. A name is a key of a dict, a field of a dataclass, or a position in
+            a list, tuple or named tuple; names of nested containers are joined by dots, as in
+            ``"image.pixels"``. The name of a container stands for all tensors in it. Tensors that
+            are not named are read by all ranks. The first rank that reads the tensor named first
+            requests the batches, and receives all tensors. ``iter()`` raises ``RankError`` if the
+            ranks have different ``leaves``, and ``next()`` raises ``ValueError`` if the batch has
+            no tensors of a name. Default: None.
         share (str | None): With ``"by_cache"``, a rank gets as many samples of a step as otherwise,
             first of all the ones that it owns (:meth:`penstock.DataLoader.owner_of`), for ranks
             that keep the samples that they own in memory or on a local disk. The samples of a step
@@ -180,11 +192,15 @@ class Ranks:
     replica_group: Sequence[int] | ProcessGroup | DeviceMesh | None = field(
         default=None, kw_only=True
     )
+    leaves: Mapping[str | int, Sequence[int] | ProcessGroup | DeviceMesh] | None = field(
+        default=None, kw_only=True, hash=False
+    )
     share: Literal["by_cache"] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         group = named_ranks(self.replica_group)
         object.__setattr__(self, "replica_group", group)
+        object.__setattr__(self, "leaves", named_leaves(self.leaves))
         check_ranks(self)
         object.__setattr__(self, "replica_group", None if group is None else tuple(sorted(group)))
         for name in _COUNTS:
@@ -224,6 +240,7 @@ def check_ranks(ranks: Ranks) -> None:
             f"keep the samples that they own, or leave it out"
         )
     _check_group(ranks)
+    check_leaves(ranks.leaves, ranks.replica_group)
 
 
 def _check_group(ranks: Ranks) -> None:
@@ -338,7 +355,7 @@ class RanksField(Generic[_T]):
         if ranks is not None and is_sharded(ranks):
             vars(loader)["ranks"] = unchecked(ranks, **{self._name: value})
         elif self._name == "replica_group":
-            of_group = unchecked(Ranks(), replica_group=value)
+            of_group = unchecked(ranks or Ranks(), replica_group=value)
             vars(loader)["ranks"] = None if value is None else of_group
         else:
             vars(loader)[self._kept_name] = value
@@ -372,6 +389,9 @@ def _shown_value(value: Any, quoted: _Quoted) -> str:
         return quoted(str(os.fspath(value)))
     if value is None or isinstance(value, (bool, int)):
         return repr(value)
+    if isinstance(value, dict):
+        parts = (f"{quoted(name)}: {_shown_value(one, quoted)}" for name, one in value.items())
+        return f"{{{', '.join(parts)}}}"
     if _is_sequence(value):
         return f"[{', '.join(_shown_value(one, quoted) for one in value)}]"
     return "..."  # a process group, or a mesh

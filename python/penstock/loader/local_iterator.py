@@ -250,6 +250,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
             self.source.recaller,
             self._may_reorder,
             self._device,
+            run.replicas is not None and run.replicas.has_leaves_by_rank,
         )
 
     def _begin_requests(self) -> None:

@@ -28,6 +28,7 @@ from torch.utils.data import (
 
 from penstock.compat.iterators import DatasetKind
 from penstock.loader.grouped_arguments import Pool, Ranks, pool_in_use, set_fields, shown_pool
+from penstock.ranks.replica_group import LeafReaders, leader_of
 from penstock.ranks.sharding import JobRank, RankShards
 from penstock.sampling.chunk_sampler import ChunkSampler
 from penstock.stream.indices import recognise_sampler
@@ -209,9 +210,17 @@ class LoaderOptions:
 
     @property
     def is_group_leader(self) -> bool:
-        """Return whether this rank is the first of its replica group, or in none."""
+        """Return whether this rank has the batches of its replica group made, or is in none."""
         group = self.replica_group
-        return group is None or group[0] == JobRank.of(None, None).rank
+        if group is None:
+            return True
+        return leader_of(group, self.leaf_readers or {}) == JobRank.of(None, None).rank
+
+    @property
+    def leaf_readers(self) -> LeafReaders | None:
+        """Return the ranks of the replica group that read each leaf named by ``leaves``."""
+        leaves: Any = None if self.ranks is None else self.ranks.leaves
+        return cast("LeafReaders | None", leaves)
 
     @property
     def job_rank(self) -> JobRank:

@@ -307,7 +307,7 @@ def _client_options(
 def _replica_options(replicas: ReplicaGroup | None) -> dict[str, Any]:
     if replicas is None:
         return {}
-    relay = {"relay": replicas.relay}
+    relay = {"relay": replicas.relay, "leaves_by_rank": replicas.has_leaves_by_rank}
     if replicas.feed is None:
         return relay
     worker, keys, leader_key, _ = replicas.feed

@@ -66,6 +66,7 @@ def compare_ranks(options: LoaderOptions, run: LoaderRun, facts: dict[str, Any])
 
 def facts_of_replica(options: LoaderOptions, place: dict[str, Any]) -> dict[str, Any]:
     """Return the facts that determine the batches of a rank in a replica group."""
+    leaves = options.leaf_readers
     return {
         "rank of its group": options.rank,
         "number of groups": options.world_size,
@@ -75,6 +76,7 @@ def facts_of_replica(options: LoaderOptions, place: dict[str, Any]) -> dict[str,
         "batch_size": options.batch_size,
         "on_error": options.on_error,
         "max_skipped": options.max_skipped,
+        "leaves": None if leaves is None else str(leaves),  # their order determines the leader
         "generator state (SHA-256)": _digest(options.generator),
         **place,
     }

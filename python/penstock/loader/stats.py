@@ -70,7 +70,7 @@ class LoaderStats:
         unrepeatable_batches (int): Delivered batches whose random numbers ``fetch_threads`` drew in
             no fixed order.
         withheld_bytes (int): Bytes of tensors that stayed with a pool's workers because the program
-            did not read them.
+            did not read them, or that ``leaves`` gives to other ranks.
         recalled_batches (int): Batches sent once more because the program read such a tensor after
             all.
         device_widened_batches (int): Batches with tensors that a pool sent compressed and that were

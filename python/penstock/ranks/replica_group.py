@@ -4,7 +4,8 @@
 The first rank of the group, its *leader*, has batches made, by a pool or by its local workers. It
 hands each on to the first rank of every other machine, and each of these to the other ranks of its
 machine. So a batch is made once, and crosses to each machine once. For the receiving rank, the
-sender is a worker of a pool (``csrc/replica/relay.h``).
+sender is a worker of a pool (``csrc/replica/relay.h``). If the ranks read different leaves, a
+sender leaves out what neither the receiver nor a rank behind it reads.
 
 The ranks meet in the job's store when the first epoch starts: each writes its public key and its
 batches' inputs there, and ranks that hand batches on write their listening addresses. A rank
@@ -29,6 +30,8 @@ from penstock.ranks import job_store
 from penstock.ranks.job_store import check_alike, read_of_ranks
 from penstock.ranks.sharding import JobRank
 
+LeafReaders = dict[str, tuple[int, ...]]  # by name, the ranks that read the leaf, ascending
+
 _HELD_BYTES_MAX = 256 << 20  # of batches that wait for a slow rank
 
 
@@ -46,9 +49,16 @@ class ReplicaGroup:
     first epoch of a loader.
     """
 
-    def __init__(self, ranks: tuple[int, ...], facts: dict[str, Any], arena_bytes: int) -> None:
-        """Take ``facts``, the inputs of the batches, which have to be the same on all ranks, and
-        ``arena_bytes``, the maximum of shared memory per worker.
+    def __init__(
+        self,
+        ranks: tuple[int, ...],
+        facts: dict[str, Any],
+        arena_bytes: int,
+        leaves: LeafReaders | None = None,
+    ) -> None:
+        """Take ``facts``, the inputs of the batches, which have to be the same on all ranks,
+        ``arena_bytes``, the maximum of shared memory per worker, and the ranks that read the
+        ``leaves``.
 
         Waits for the other ranks. Raises ``RankError`` if one is missing or has other facts.
         """
@@ -57,8 +67,10 @@ class ReplicaGroup:
         self._rank = JobRank.of(None, None).rank
         self._keys = _C.ReplicaKeys()
         self._arena_bytes = arena_bytes
+        self._leaves = leaves or {}
         stores = job_store.stores_of_job() if len(ranks) > 1 else []
         if len(ranks) == 1:
+            self.relay = self._start_relay([], {}, {}, "127.0.0.1") if leaves else None
             return
         if not stores:
             raise RankError(
@@ -85,15 +97,15 @@ class ReplicaGroup:
         """Listen for the ranks that receive batches from here, then look up the rank that sends
         them to this one."""
         hosts: dict[str, list[int]] = {}
-        for rank in ranks:
+        leader = leader_of(ranks, self._leaves)
+        for rank in sorted(ranks, key=lambda rank: (rank != leader, rank)):
             hosts.setdefault(members[rank]["host"], []).append(rank)
-        leader = ranks[0]
         here = hosts[members[self._rank]["host"]]
         followers = list(here[1:]) if here[0] == self._rank else []
         if self._rank == leader:
             followers += [there[0] for there in hosts.values() if there is not here]
         if followers:
-            self._listen(followers, here, members)
+            self._listen(followers, here, members, hosts)
         if self._rank == leader:
             return
         source = here[0] if here[0] != self._rank else leader
@@ -106,25 +118,61 @@ class ReplicaGroup:
             leader=source,
         )
 
-    def _listen(self, followers: list[int], here: list[int], members: dict[int, Any]) -> None:
+    def _listen(
+        self,
+        followers: list[int],
+        here: list[int],
+        members: dict[int, Any],
+        hosts: dict[str, list[int]],
+    ) -> None:
         is_local = set(followers) <= set(here)
-        self.relay = _C.Relay(
+        bind_host = "127.0.0.1" if is_local else _address_towards_others()
+        keys = {rank: members[rank]["key"] for rank in followers}
+        # A rank on another machine passes the batches on there.
+        served = {
+            rank: {rank} if rank in here else set(hosts[members[rank]["host"]])
+            for rank in followers
+        }
+        self.relay = self._start_relay(here, keys, served, bind_host)
+        places = dict(zip(map(str, followers), self.relay.addresses, strict=True))
+        self._store.set(f"relay of rank {self._rank}", json.dumps(places))
+
+    def _start_relay(
+        self,
+        here: list[int],
+        keys: dict[int, str],
+        served: dict[int, set[int]],
+        bind_host: str,
+    ) -> _C.Relay:
+        """Start the relay for the followers with these ``keys``, and the ranks that each serves."""
+        return _C.Relay(
             keys=self._keys,
             leader=f"rank {self._rank}",
-            bind_host="127.0.0.1" if is_local else _address_towards_others(),
+            bind_host=bind_host,
             followers=[
                 (
                     f"rank {rank}",
-                    members[rank]["key"],
+                    key,
                     f"penstock-{secrets.token_hex(16)}" if rank in here else "",
                 )
-                for rank in followers
+                for rank, key in keys.items()
             ],
             arena_bytes=self._arena_bytes,
             held_bytes_max=_HELD_BYTES_MAX,
+            leaves=[
+                (
+                    name,
+                    self._rank in readers,
+                    [not ranks.isdisjoint(readers) for ranks in served.values()],
+                )
+                for name, readers in self._leaves.items()
+            ],
         )
-        places = dict(zip(map(str, followers), self.relay.addresses, strict=True))
-        self._store.set(f"relay of rank {self._rank}", json.dumps(places))
+
+    @property
+    def has_leaves_by_rank(self) -> bool:
+        """Return whether batches lack the values of leaves that only other ranks read."""
+        return bool(self._leaves)
 
     def _read(self, what: str, ranks: Sequence[int], task: str) -> dict[int, Any]:
         keys = {rank: f"{what} {rank}" for rank in ranks}
@@ -183,10 +231,16 @@ class FeedWatch:
             )
 
 
-def named_ranks(replica_group: Any) -> list[Any] | None:
+def leader_of(ranks: tuple[int, ...], leaves: LeafReaders) -> int:
+    """Return the rank of a group that has the batches made, and gets all of their leaves: the first
+    one, or the first that reads the leaf named first, which should be the largest one."""
+    return min(next(iter(leaves.values()), ranks))
+
+
+def named_ranks(replica_group: Any, argument: str = "replica_group") -> list[Any] | None:
     """Return the ranks that ``replica_group`` names, as it names them.
 
-    Raises ``TypeError`` if it is no group.
+    Raises ``TypeError`` with the name of the ``argument`` if it is no group.
     """
     if replica_group is None:
         return None
@@ -195,7 +249,7 @@ def named_ranks(replica_group: Any) -> list[Any] | None:
     group = getattr(replica_group, "get_group", lambda: replica_group)()
     if not (dist.is_available() and isinstance(group, dist.ProcessGroup)):
         raise TypeError(
-            f"replica_group must be a process group, a device mesh of one dimension or a list of "
+            f"{argument} must be a process group, a device mesh of one dimension or a list of "
             f"ranks, got {replica_group!r}"
         )
     return list(dist.get_process_group_ranks(group))

@@ -21,6 +21,7 @@
 #include "../net/pool_sockets.h"
 #include "../worker/pool_trainer.h"
 #include "base/clock.h"
+#include "wire/frame.h"
 #include "wire/nest.h"
 
 namespace penstock::replica {
@@ -188,14 +189,15 @@ using net::Role;
 
 class RelayTest : public net::PoolSocketsTest {
  protected:
-  RelayTest() {
+  explicit RelayTest(std::vector<LeafReaders> leaves = {}) {
     nest_.tensor(0);
     RelayOptions options{.leader = "rank 0",
                          .keys = net::KeyPair::parse_secret(keys_.pair(Role::kWorker).secret_text().text()).value(),
                          .bind_host = "127.0.0.1",
                          .arena_bytes = 64 << 20,
                          .held_bytes_max = 1 << 20,
-                         .followers = {{.name = "rank 1", .key = keys_.public_key(Role::kTrainer)}}};
+                         .followers = {{.name = "rank 1", .key = keys_.public_key(Role::kTrainer)}},
+                         .leaves = std::move(leaves)};
     relay_ = Relay::start(std::move(options)).value();
     const auto& address = relay_->addresses().front();
     auto client = connect(net::Endpoint::parse(address.endpoint).value(), keys_.pair(Role::kTrainer),
@@ -206,20 +208,25 @@ class RelayTest : public net::PoolSocketsTest {
     follower_->begin(address.worker_id);
   }
 
-  // The leader asks for the batch of one index, its sequence, and is given this tensor.
-  void lead(int64_t sequence, const at::Tensor& tensor) {
+  // The leader asks for the batch of one index, its sequence, and is given these tensors. Returns its batch.
+  std::unique_ptr<loader::Batch> lead(int64_t sequence, const at::Tensor& tensor) {
+    return lead(sequence, std::vector{tensor}, nest_);
+  }
+  std::unique_ptr<loader::Batch> lead(int64_t sequence, std::vector<at::Tensor> tensors, const wire::NestWriter& nest) {
     const auto number = static_cast<uint64_t>(sequence);
     const auto index = std::as_bytes(std::span(&sequence, 1));
     relay_->asked({.request = {.index_kind = wire::IndexKind::kIntegers, .sequence = number, .epoch = 1},
                    .indices = {index.begin(), index.end()}});
-    const auto view = nest_.view();
-    loader::Arrival arrival{.epoch = 1,
-                            .sequence = number,
-                            .batch = loader::Batch::from_tensors(
-                                {.sequence = number, .epoch = 1},
-                                {.tensors = {tensor}, .boundary_keys = {}, .nest = {view.begin(), view.end()}}),
-                            .error = {}};
+    const auto view = nest.view();
+    loader::Arrival arrival{
+        .epoch = 1,
+        .sequence = number,
+        .batch = loader::Batch::from_tensors(
+            {.sequence = number, .epoch = 1},
+            {.tensors = std::move(tensors), .boundary_keys = {}, .nest = {view.begin(), view.end()}}),
+        .error = {}};
     relay_->arrived(arrival);
+    return std::move(arrival.batch);
   }
 
   wire::NestWriter nest_;
@@ -245,6 +252,47 @@ TEST_F(RelayTest, ThreadThatThrowsIsTheLeadersErrorAndNamesTheFollower) {
   EXPECT_NE(text.find("pk_relay"), std::string::npos) << text;
   EXPECT_NE(text.find("rank 1"), std::string::npos) << text;
   EXPECT_NE(text.find("not plain"), std::string::npos) << text;
+}
+
+// The leader reads the first tensor, and its follower the second one.
+class DividingRelayTest : public RelayTest {
+ protected:
+  DividingRelayTest()
+      : RelayTest({{.name = "0", .is_read_here = true, .followers = {false}},
+                   {.name = "1", .is_read_here = false, .followers = {true}}}) {
+    pair_.tuple(2), pair_.tensor(0), pair_.tensor(1);
+  }
+
+  wire::NestWriter pair_;
+};
+
+TEST_F(DividingRelayTest, EachRankHasItsLeavesAndPlaceholders) {
+  const auto mine = lead(0, {at::full({100, 100}, 3.0), at::full({5}, 4.0)}, pair_);
+  EXPECT_FALSE(mine->tensors().all()[0].is_meta());
+  const at::Tensor placeholder = mine->tensors().all()[1];
+  EXPECT_TRUE(placeholder.is_meta());
+  EXPECT_EQ(placeholder.sizes().vec(), std::vector<int64_t>{5});
+  EXPECT_EQ(placeholder.scalar_type(), at::kFloat);
+
+  follower_->ask(0, {.indices = {0}});
+  const auto& answer = follower_->answer(0);
+  ASSERT_EQ(answer.kind, wire::AnswerKind::kBatch);
+  const auto record = std::span(answer.payload).last(answer.record_bytes);
+  const wire::Frame frame = wire::parse_frame(record).value();
+  EXPECT_EQ(frame.tensors[0].encoding, wire::Encoding::kWithheld);
+  EXPECT_EQ(frame.tensors[0].shape, (std::vector<int64_t>{100, 100}));
+  EXPECT_EQ(frame.tensors[1].bytes, 5 * sizeof(float));
+  EXPECT_LT(answer.payload.size(), 1000u);  // without the 40,000 bytes of the first tensor
+}
+
+TEST_F(DividingRelayTest, ABatchWithoutANamedLeafIsAnErrorOnAllRanks) {
+  const auto mine = lead(0, at::ones({5}));
+  ASSERT_TRUE(mine->record().remote_error());
+  EXPECT_EQ(mine->record().remote_error()->type_name, "ValueError");
+  follower_->ask(0, {.indices = {0}});
+  const auto& answer = follower_->answer(0);
+  EXPECT_EQ(answer.kind, wire::AnswerKind::kError);
+  EXPECT_NE(answer.text.find("leaves must name tensors of the batch, got '0'"), std::string::npos) << answer.text;
 }
 
 }  // namespace

@@ -305,6 +305,38 @@ TEST_F(Nest, ArraysAndDirectChildrenOfObjectsAreFixed) {
   EXPECT_EQ(fixed_leaves(nest_.view()), std::nullopt);
 }
 
+TEST_F(Nest, LeavesAreNamedByTheKeysAndPositionsThatLeadToThem) {
+  nest_.dict(4);
+  nest_.text("image"), nest_.dict(2), nest_.text("pixels"), nest_.tensor(3), nest_.integer(7), nest_.tensor(0);
+  nest_.text("pair"), nest_.tuple(2), nest_.text("a text"), nest_.tensor(1);
+  nest_.tuple(2), nest_.integer(1), nest_.text("in a key"), nest_.tensor(2);
+  nest_.boolean(true), nest_.named_tuple("m:A", 1), nest_.list(1), nest_.array(4, "");
+  const std::vector<NamedLeaf> wanted{{.name = "image.pixels", .index = 3},
+                                      {.name = "image.7", .index = 0},
+                                      {.name = "pair.1", .index = 1},
+                                      {.name = "?", .index = 2},
+                                      {.name = "True.0.0", .index = 4, .is_fixed = true}};
+  EXPECT_EQ(named_leaves(nest_.view()), wanted);
+}
+
+TEST_F(Nest, FieldsOfADataclassHaveTheirOwnNames) {
+  nest_.list(1);
+  nest_.object("m:Sample", 4), nest_.none();
+  nest_.dict(1), nest_.text("x"), nest_.tensor(0);
+  nest_.tensor(1);
+  nest_.list(1), nest_.tensor(2);
+  const std::vector<NamedLeaf> wanted{
+      {.name = "0.x", .index = 0}, {.name = "0.1", .index = 1, .is_fixed = true}, {.name = "0.2.0", .index = 2}};
+  EXPECT_EQ(named_leaves(nest_.view()), wanted);
+}
+
+TEST_F(Nest, ABatchOfOneTensorHasNoNameAndAPickleHasNoLeaves) {
+  nest_.tensor(0);
+  EXPECT_EQ(named_leaves(nest_.view()), (std::vector<NamedLeaf>{{.name = "", .index = 0}}));
+  nest_.clear(), nest_.list(2), nest_.tensor(0), nest_.pickle("");
+  EXPECT_EQ(named_leaves(nest_.view()), std::nullopt);
+}
+
 TEST_F(Nest, AnythingBehindTheOneValueIsMalformed) {
   nest_.none(), nest_.none();
   EXPECT_EQ(refusal(), Errc::kMalformed);
