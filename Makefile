@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Options for what a command runs: make demo ARGS="--json result.json", make test ARGS="-k prefetch"
 ARGS ?=
 
-.PHONY: help demo test test-contract test-all wheels test-wheel docs lint bench fuzz chaos test-sim test-asan test-tsan gpu-folder test-gpu bench-gpu clean
+.PHONY: help demo test test-contract test-all wheels test-wheel docs lint bench comparison fuzz chaos test-sim test-asan test-tsan gpu-folder test-gpu bench-gpu clean
 
 help:
 	@echo "penstock"
@@ -25,6 +25,7 @@ help:
 	@echo "  make docs       the documentation as a site, with the references of Python and C++, in build/docs/site"
 	@echo "  make lint       clang-format, clang-tidy, ruff, mypy, and the English of documents and code"
 	@echo "  make bench      every figure quoted anywhere; ARGS goes to bench/loader.py and leaves out bench/cut.py"
+	@echo "  make comparison  other loaders on the same promises and workloads; ARGS=\"--only rates\" or ARGS=\"--systems SYSTEM\" does a part"
 	@echo "  make fuzz       every parser of a peer's bytes against libFuzzer, FUZZ_SECONDS=60 each; ARGS names some of them"
 	@echo "  make chaos      live pools whose processes are killed, stopped, cut off and starved; ARGS=\"--only SCENARIO\" does one"
 	@echo "  make test-sim   200,000 simulated pools of workers that crash, lose processes, hang, stall and are cut off; ARGS=\"--replay SEED\" runs one"
@@ -81,6 +82,11 @@ bench:
 	@python=$$(sh .make/system.sh build bench) && sh .make/packages.sh "$$python" bench
 	@sh .make/install.sh --with-bench
 	@sh .make/bench.sh $(ARGS)
+
+comparison:
+	@python=$$(sh .make/system.sh build bench) && sh .make/packages.sh "$$python" bench
+	@sh .make/install.sh
+	@$(VENV)/bin/python bench/comparison/compare.py $(ARGS)
 
 fuzz:
 	@python=$$(sh .make/system.sh build fuzz) && sh .make/packages.sh "$$python"

@@ -43,13 +43,12 @@ OUTSIDE: dict[str, str] = {
     "Linux": "net page-faults perf ssh",
     "MKL": "MKL_*",
     "Nsight Systems": "nsys nvtx",
-    "Ray Data": """concurrency_solver.py from_items local_shuffle_buffer_size prefetch_batches
-        rate_based_cluster_autoscaler.py ray.train.get_dataset_shard read_images
-        streaming_split""",
+    "Ray Data": """concurrency_solver.py from_items local_shuffle_buffer_size
+        rate_based_cluster_autoscaler.py ray.train.get_dataset_shard""",
     "Slurm": "GraceTime SlurmdTimeout sacct",
     "systemd": "Delegate",
-    "tf.data service": """DispatchServer ShardingPolicy auto_scaler.cc consumer_index
-        dispatcher_address fault_tolerant_mode from_tensor_slices interleave
+    "tf.data service": """ShardingPolicy auto_scaler.cc consumer_index
+        fault_tolerant_mode from_tensor_slices interleave
         num_consumers work_dir""",
     "torch": """CUDA_LAUNCH_BLOCKING _data_queue _index_queues
         _worker_result_queue cuda pymp-*/sock-* torch._utils._rebuild_sparse_tensor
