@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import Dataset, RandomSampler, TensorDataset
 
 from penstock import ChunkedDataset, ChunkSampler, DataLoader, Ranks
+from penstock.worker import chunked_dataset
 
 LENGTHS = [5, 0, 17, 8, 30, 1, 12]
 COUNT = sum(LENGTHS)
@@ -366,6 +367,59 @@ def test_dataset_keeps_a_bounded_number_of_chunks(tmp_path: Path) -> None:
     assert log.reads() == {0: 1, 2: 1, 3: 1, 4: 1}
     dataset[1]  # the oldest of more than 1 + 2
     assert log.reads()[0] == 2
+
+
+class Rows:
+    """Reads a chunk of 80 bytes for each sample, and notes it."""
+
+    def __init__(self) -> None:
+        self.reads: Counter[int] = Counter()
+
+    def __call__(self, number: int) -> Any:
+        self.reads[number] += 1
+        first = sum(LENGTHS[:number])
+        return torch.arange(first, first + LENGTHS[number]).repeat(10, 1).T.contiguous()
+
+
+def test_budget_that_holds_the_open_chunks_changes_nothing() -> None:
+    rows = Rows()
+    dataset = ChunkedDataset(LENGTHS, rows, chunks_in_memory=3, memory="8kB")
+    seen = sorted(int(dataset[index][0]) for index in ChunkSampler(LENGTHS, 3))
+    assert seen == list(range(COUNT))
+    assert set(rows.reads.values()) == {1}
+
+
+def test_chunk_above_the_budget_is_warned_of_and_read_once(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    rows = Rows()
+    dataset = ChunkedDataset(LENGTHS, rows, chunks_in_memory=1, memory=100)
+    seen = [int(dataset[index][0]) for index in ChunkSampler(LENGTHS, 1, shuffle=False)]
+    assert seen == list(range(COUNT))
+    assert set(rows.reads.values()) == {1}
+    (warning,) = recwarn
+    assert "bytes, more than memory=100, and is kept alone" in str(warning.message)
+
+
+def test_budget_below_the_open_chunks_is_warned_of(recwarn: pytest.WarningsRecorder) -> None:
+    rows = Rows()
+    largest = 80 * max(LENGTHS)
+    dataset = ChunkedDataset(LENGTHS, rows, chunks_in_memory=7, memory=largest)
+    seen = sorted(int(dataset[index][0]) for index in ChunkSampler(LENGTHS, 7))
+    assert seen == list(range(COUNT))
+    assert max(rows.reads.values()) > 1
+    (warning,) = recwarn
+    assert "are dropped and read again; raise memory, or pass chunks_in_memory=" in str(
+        warning.message
+    )
+
+
+def test_bytes_of_chunks_are_those_of_their_parts() -> None:
+    held = {"a": torch.zeros(10), "b": [b"1234", np.zeros(3)], "c": (bytearray(5),)}
+    assert chunked_dataset._bytes_of(held) == 40 + 4 + 24 + 5
+    for wrong in (0, -1, "many", True, 1.5):
+        with pytest.raises(ValueError, match="memory must be a number of bytes > 0 or a text"):
+            ChunkedDataset([1], lambda number: [number], memory=wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 4])

@@ -36,7 +36,7 @@ from penstock.loader.cache_stats import CacheStats, CountsReads
 from penstock.loader.data_version import dataset_fingerprint
 from penstock.program_line import warn
 from penstock.stream.batch_seeds import GeneratorsKept, accepts_generator
-from penstock.tuning.byte_sizes import parse_bytes
+from penstock.tuning.byte_sizes import checked_bytes
 from penstock.tuning.process_resources import memory_left_bytes
 from penstock.worker.batch_pickle import dumps_stored, loads
 from penstock.worker.read_ahead import files_of_samples
@@ -112,7 +112,7 @@ def cached(
         raise ValueError(
             'memory or disk must be given, got neither; pass memory="2GB" or disk="/path:500GB"'
         )
-    memory_bytes = 0 if memory is None else _bytes_of(memory, "memory")
+    memory_bytes = 0 if memory is None else checked_bytes("memory", memory)
     folder = None if disk is None else _folder_of(disk, dataset, version)
     made = _make(dataset, memory_bytes, folder)
     made._check_disk()
@@ -464,19 +464,6 @@ def _check(dataset: Any) -> None:
         )
 
 
-def _bytes_of(size: Any, name: str) -> int:
-    if isinstance(size, str):
-        count = parse_bytes(size) or 0
-    else:
-        count = size if isinstance(size, int) and not isinstance(size, bool) else 0
-    if count <= 0:
-        raise ValueError(
-            f'{name} must be a number of bytes > 0 or a text such as "2GB" or "512MiB", got '
-            f"{size!r}; pass the bytes that samples may take"
-        )
-    return count
-
-
 def _folder_of(disk: Any, dataset: Any, version: str | None) -> _Folder:
     if isinstance(disk, str):
         path, _, size = disk.rpartition(":")
@@ -489,7 +476,7 @@ def _folder_of(disk: Any, dataset: Any, version: str | None) -> _Folder:
             f'disk must be a folder and a budget, such as "/nvme/cache:500GB" or a tuple of both, '
             f"got {disk!r}; pass both"
         )
-    budget_bytes = _bytes_of(size, "the budget in disk")
+    budget_bytes = checked_bytes("the budget in disk", size)
     if version is not None and not isinstance(version, str):
         raise ValueError(f"version must be a text or None, got {version!r}; pass a text")
     content = dataset_fingerprint(dataset)
