@@ -26,7 +26,7 @@ import penstock
 from penstock import DataLoader, cached, errors, explain
 from penstock.cli.command_parser import asks_for_json
 from penstock.doctor.examination import Examination, Trial, as_record
-from penstock.doctor.program_runs import MovableCall
+from penstock.doctor.program_runs import ColumnUse, MovableCall
 from penstock.errors import PenstockError, PoolWarning, code_of
 from penstock.tuning.advice import advise
 from penstock.tuning.limiting import Limit
@@ -149,9 +149,11 @@ def test_diagnosis_follows_its_schema() -> None:
         best=LoaderSettings(num_workers=4),
         best_step_s=0.011,
         movable_calls=(MovableCall("mul at model.py:3", 0.001),),
+        columns=ColumnUse(("image", "text"), (600.0, 200.0), ("text",)),
     )
     record = json.loads(json.dumps(as_record(found)))
     check("doctor", record)
+    assert record["unread_columns"]["unread_share"] == 0.25
     assert record["advice"] and record["changes"]
     limits = schema_of("doctor")["properties"]["limit"]["enum"]
     assert sorted(limits) == sorted(one.value for one in Limit)

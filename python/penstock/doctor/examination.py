@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from penstock.doctor.program_runs import MovableCall, NotExaminable, RunResult
+from penstock.doctor.program_runs import ColumnUse, MovableCall, NotExaminable, RunResult
 from penstock.errors import PenstockError
 from penstock.loader.step_times import PARTS
 from penstock.tuning.advice import (
@@ -69,6 +69,7 @@ class Examination:
     best_step_s: float = 0.0
     cannot_repeat: str = ""
     movable_calls: tuple[MovableCall, ...] = ()
+    columns: ColumnUse | None = None
 
 
 def examine_first_run(result: RunResult) -> Examination:
@@ -84,6 +85,7 @@ def examine_first_run(result: RunResult) -> Examination:
         advise(seen),
         best=seen.settings,
         best_step_s=seen.whole_step_s,
+        columns=busiest.columns,
     )
 
 
@@ -395,6 +397,18 @@ def as_record(found: Examination) -> dict[str, Any]:
         "best_step_s": found.best_step_s,
         "advice": code(found),
         "cannot_repeat": found.cannot_repeat or None,
+        "unread_columns": _unread_record(found.columns),
+    }
+
+
+def _unread_record(columns: ColumnUse | None) -> dict[str, Any] | None:
+    if columns is None or not columns.unread:
+        return None
+    return {
+        "names": columns.unread,
+        "kept": columns.kept,
+        "sample_bytes": sum(columns.sample_bytes),
+        "unread_share": columns.unread_share,
     }
 
 
@@ -443,11 +457,24 @@ def _advice_lines(found: Examination) -> list[str]:
             )
             note = f" {change.note}" if change.note else ""
             lines += _wrapped(f"  - {change.text}{promise}.{note}", "    ")
+    lines += _column_lines(found.columns)
     if base.memory_free_bytes is not None and base.batch_bytes > 0:
         ahead = found.best.ahead
         lines += ["", f"Batches of {format_bytes(base.batch_bytes)}, {ahead} ahead; "
                   f"{format_bytes(base.memory_free_bytes)} of memory are free."]  # fmt: skip
     return lines
+
+
+def _column_lines(columns: ColumnUse | None) -> list[str]:
+    if columns is None or not columns.unread:
+        return []
+    names = ", ".join(columns.unread)
+    size = format_bytes(sum(columns.sample_bytes))
+    text = (
+        f"No code was seen to read the columns {names}: {format_share(columns.unread_share)} of "
+        f"the {size} of a sample. Select the others where the program makes its dataset:"
+    )
+    return ["", *_wrapped(text), "", f"    dataset = dataset.select_columns({[*columns.kept]})"]
 
 
 def _trial_row(found: Examination, trial: Trial) -> list[str]:

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.compat.devices import module_in_use
+from penstock.doctor.column_reads import ColumnReads
+from penstock.doctor.program_runs import ColumnUse
 from penstock.doctor.timed_transform import time_transforms, transform_seconds
 from penstock.loader.loader_run import run_of
 from penstock.loader.options import LoaderOptions
@@ -71,6 +73,7 @@ class LoaderRecord:
         self._past = LoaderTotals()  # of the loaders before the newest
         self._newest = LoaderTotals()  # of the newest, at the end of its last epoch
         self._is_transform_timed = False
+        self._columns: ColumnReads | None = None
         self._steps: list[WatchedStep] = []  # that delivered a batch
         self._epoch_lengths: list[int] = []
         self._starts: list[float] = []  # of all epochs
@@ -97,6 +100,11 @@ class LoaderRecord:
         self._facts = facts_of(LoaderOptions.of(loader), run_of(loader))
         if not self._facts["has_pool"]:  # a pool's workers could not write the sums
             self._is_transform_timed |= time_transforms(loader.dataset, str(self._folder)) > 0
+            self._columns = self._columns or ColumnReads.watch(loader.dataset, self._folder)
+
+    def view(self, batch: Any) -> Any:
+        """Return the batch as the program receives it."""
+        return batch if self._columns is None else self._columns.batch(batch)
 
     def note(self, step: WatchedStep, iterator: Any, batch: Any) -> None:
         """Record a step, which ends its epoch if it has no batch."""
@@ -172,6 +180,9 @@ class LoaderRecord:
                 self._slow[batch] = max(seconds, self._slow.get(batch, 0.0))
 
     # ---- Results
+
+    def columns(self) -> ColumnUse | None:
+        return None if self._columns is None else self._columns.use()
 
     def observation(self, is_reading: bool = False) -> Observation | None:
         """Return the observation; None if fewer than two batches were delivered. ``is_reading`` if

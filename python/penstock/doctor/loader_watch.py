@@ -15,11 +15,13 @@ from typing import Any
 import torch
 
 from penstock.compat.modules import Patch
+from penstock.doctor.column_reads import TableWatch
 from penstock.doctor.loader_record import LoaderRecord
 from penstock.doctor.program_runs import ObservedLoader, RunRequest, RunResult
 from penstock.loader.options import title_of
 from penstock.loader.watched_steps import (
     WatchedStep,
+    batch_views,
     loader_watchers,
     step_watchers,
 )
@@ -48,11 +50,13 @@ class LoaderWatch:
         self._records: dict[_Line, LoaderRecord] = {}
         self._of_loader: dict[weakref.ref[Any], LoaderRecord] = {}
         self._late = LateOffload(self._offload) if orders.offload else None
+        self._tables = TableWatch()
         self._target: tuple[Any, Any] | None = None  # loader and iterator of the newest batch
 
     def __enter__(self) -> LoaderWatch:
         loader_watchers.add(self._note_loader)
         step_watchers.add(self._note_step)
+        batch_views.add(self._view)
         if self._late is not None:
             self._late.begin()
         return self
@@ -60,6 +64,8 @@ class LoaderWatch:
     def __exit__(self, *_: object) -> None:
         loader_watchers.remove(self._note_loader)
         step_watchers.remove(self._note_step)
+        batch_views.remove(self._view)
+        self._tables.end()
         if self._late is not None:
             self._late.end()
 
@@ -69,13 +75,14 @@ class LoaderWatch:
         for record in self._records.values():
             found = record.observation(record is reading)
             if found is not None:
-                seen.append(ObservedLoader(record.number, record.dataset, found))
+                seen.append(ObservedLoader(record.number, record.dataset, found, record.columns()))
         return RunResult(tuple(seen), is_stopped=self.is_stopped)
 
     def _note_loader(self, loader: Any) -> None:
         record = self._record_of(loader)
         if record.number == self._orders.loader:
             _assign(loader, self._orders.overrides)
+        self._tables.begin()
         record.add_loader(loader)
         self._of_loader[weakref.ref(loader)] = record
 
@@ -91,6 +98,10 @@ class LoaderWatch:
         if line not in self._records:
             self._records[line] = LoaderRecord(len(self._records), name, self._orders.folder)
         return self._records[line]
+
+    def _view(self, loader: weakref.ref[Any], batch: Any) -> Any:
+        record = self._of_loader.get(loader)
+        return batch if record is None else record.view(batch)
 
     def _note_step(self, step: WatchedStep, iterator: Any, batch: Any) -> None:
         record = self._of_loader.get(step.loader)

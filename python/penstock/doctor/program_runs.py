@@ -232,12 +232,40 @@ class RunRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class ColumnUse:
+    """Columns of a loader's table, the mean bytes of a sample in each, and the columns that no code
+    was seen to read."""
+
+    names: tuple[str, ...]
+    sample_bytes: tuple[float, ...]
+    unread: tuple[str, ...]
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        return tuple(name for name in self.names if name not in self.unread)
+
+    @property
+    def unread_share(self) -> float:
+        """The share of a sample's bytes that are of unread columns."""
+        pairs = zip(self.names, self.sample_bytes, strict=True)
+        unread_bytes = sum(size for name, size in pairs if name in self.unread)
+        return unread_bytes / max(1e-9, sum(self.sample_bytes))
+
+    @staticmethod
+    def of_json(record: dict[str, Any]) -> ColumnUse:
+        names, unread = tuple(record["names"]), tuple(record["unread"])
+        return ColumnUse(names, tuple(record["sample_bytes"]), unread)
+
+
+@dataclass(frozen=True, slots=True)
 class ObservedLoader:
-    """A loader of the program: its number, its dataset's name and its observation."""
+    """A loader of the program: its number, its dataset's name, its observation, and the use of its
+    columns, if these are known."""
 
     number: int
     dataset: str
     observation: Observation
+    columns: ColumnUse | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +308,12 @@ class RunResult:
     def of_json(text: str) -> RunResult:
         record = json.loads(text)
         record["loaders"] = tuple(
-            ObservedLoader(one["number"], one["dataset"], _observation(one["observation"]))
+            ObservedLoader(
+                one["number"],
+                one["dataset"],
+                _observation(one["observation"]),
+                None if one["columns"] is None else ColumnUse.of_json(one["columns"]),
+            )
             for one in record["loaders"]
         )
         record["movable_calls"] = tuple(MovableCall(**one) for one in record["movable_calls"])

@@ -134,8 +134,10 @@ class Steps(Protocol):
 # raised by the program's call.
 Watcher = Callable[[WatchedStep, Steps, Any], None]
 LoaderWatcher = Callable[[Any], None]
+# Called with a loader and its batch; returns what the program receives, with the same content.
+BatchView = Callable[[weakref.ref[Any], Any], Any]
 
-_Called = TypeVar("_Called", bound=Callable[..., None])
+_Called = TypeVar("_Called", bound=Callable[..., Any])
 
 
 class Watchers(Generic[_Called]):
@@ -167,6 +169,8 @@ step_watchers = Watchers[Watcher]()
 # Called with each new loader of this process, by its constructor. They may assign options, as the
 # program may.
 loader_watchers = Watchers[LoaderWatcher]()
+# Called with each batch of a step that is watched.
+batch_views = Watchers[BatchView]()
 
 
 def note_new_loader(loader: Any) -> None:
@@ -201,7 +205,6 @@ def _notify_watchers(steps: Steps, take: Callable[[], Any]) -> Any:
     try:
         batch = take()
         has_batch = True
-        return batch
     finally:
         left_at, cpu_s = time.monotonic(), time.thread_time() - cpu_s
         counts = steps.counters()
@@ -227,6 +230,9 @@ def _notify_watchers(steps: Steps, take: Callable[[], Any]) -> Any:
         )
         for watcher in watchers:
             watcher(step, steps, batch)
+    for view in batch_views.now:
+        batch = view(steps.watched_loader, batch)
+    return batch
 
 
 class TorchSteps:
