@@ -9,6 +9,7 @@ import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -85,6 +86,16 @@ def nothing_is_left(
         lines[LINES_MAX:] = [f"  and {len(lines) - LINES_MAX} more"]
     if lines:
         pytest.fail("the test left behind\n" + "\n".join(lines), pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def no_batch_types_are_left() -> Iterator[None]:
+    """Forget the classes that a test has registered: later jobs would need their modules."""
+    yield
+    batch_types = sys.modules.get("penstock.stream.batch_types")
+    if batch_types is not None:
+        batch_types._registered.clear()
+        batch_types._found.clear()
 
 
 def left_since(before: Mapping[str, set[Any]], temporary_folder: Path) -> dict[str, set[Any]]:

@@ -17,7 +17,7 @@ import pickle
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -90,13 +90,6 @@ class Colour(enum.Enum):
 class Reading(enum.Flag):
     LEFT = 1
     RIGHT = 2
-
-
-@pytest.fixture(autouse=True)
-def no_registered_classes() -> Iterator[None]:
-    yield
-    batch_types._registered.clear()
-    batch_types._found.clear()
 
 
 def round_trip(value: object) -> Any:

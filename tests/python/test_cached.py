@@ -27,6 +27,7 @@ import penstock
 from penstock import DataLoader, cached
 from penstock.caching import cached_dataset
 from penstock.loader.data_version import dataset_fingerprint
+from penstock.tuning import byte_sizes
 
 SAMPLE_BYTES = 4 * 1024
 
@@ -857,7 +858,7 @@ def test_memory_of_the_cgroup_is_the_limit(monkeypatch: pytest.MonkeyPatch) -> N
     [("2GB", 2 * 10**9), ("1.5 MiB", 3 << 19), ("10", 10), ("3kb", 3000), (7, 7), ("1T", 10**12)],
 )
 def test_sizes_are_understood(text: Any, count: int) -> None:
-    assert cached_dataset._bytes_of(text, "memory") == count
+    assert byte_sizes.checked_bytes("memory", text) == count
 
 
 def test_a_cached_dataset_is_made_by_the_function() -> None:

@@ -52,10 +52,15 @@ WHOSE_BYTES = {
     ): "local workers', and with trust_workers=True a "
     "pool's: check_nest() refuses a batch that needs it before it is called",
     (
-        "caching/memory_store.py",
-        "MemoryStore.get",
+        "caching/cached_dataset.py",
+        "CachedDataset.__getitem__",
         "penstock.worker.batch_pickle.loads",
     ): "memory of this program's processes, which the digest of a sample must match",
+    (
+        "caching/cached_dataset.py",
+        "CachedDataset._look_up",
+        "penstock.worker.batch_pickle.loads",
+    ): "the same memory",
     (
         "caching/cached_dataset.py",
         "CachedDataset._check_disk",

@@ -103,8 +103,10 @@ def test_validation_of_several_servers_makes_no_sample_from_the_third_time_on(
     for _ in range(4):
         assert digests(loader) == expected
         counts.append(dataset.read_count())
-    # The first batch of the second epoch shows that its seeds do not matter.
-    assert counts == [SAMPLES, SAMPLES + BATCH, SAMPLES + BATCH, SAMPLES + BATCH]
+    # A first batch of the second epoch, of each worker at most, shows that its seeds do not matter.
+    assert counts[0] == SAMPLES
+    assert counts[1] <= SAMPLES + WORKERS * BATCH
+    assert counts[2:] == [counts[1]] * 2
 
 
 @pytest.mark.parametrize("values", [SMALL, LARGE])
