@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _store(path, records)
     elif not records:
         parser.error(f"{path} has no records; run without --page first")
-    path.with_suffix(".md").write_text(page_of(records))
+    path.with_suffix(".md").write_text(page_of(json.loads(path.read_text())))
     log(f"wrote {path.with_suffix('.md')}")
     return 0
 
