@@ -491,13 +491,10 @@ class LitData(Torch):
         import litdata
 
         samples = job.samples
-
-        class Stream(litdata.StreamingDataset):
-            def __getitem__(self, index: Any) -> Any:
-                return as_tensors(samples.make(super().__getitem__(index)))
-
         _join_ranks(job)
-        dataset = Stream(f"{job.folder}/litdata-{job.kind}", shuffle=True, seed=job.seed)
+        dataset = _stream_class(litdata.StreamingDataset, samples)(
+            f"{job.folder}/litdata-{job.kind}", shuffle=True, seed=job.seed
+        )
         loader = litdata.StreamingDataLoader(
             dataset,
             batch_size=samples.batch_size,
@@ -531,13 +528,8 @@ class Mosaic(Torch):
         import streaming
 
         samples = job.samples
-
-        class Stream(streaming.StreamingDataset):
-            def __getitem__(self, index: Any) -> Any:
-                return as_tensors(samples.make(super().__getitem__(index)))
-
         _join_ranks(job)
-        dataset = Stream(
+        dataset = _stream_class(streaming.StreamingDataset, samples)(
             local=f"{job.folder}/mosaic-{job.kind}",
             shuffle=True,
             shuffle_seed=job.seed,
@@ -570,6 +562,16 @@ SYSTEMS: dict[str, type[System]] = {
 
 def _heavy_row(samples: Samples) -> Callable[[Any], Any]:
     return lambda index: samples[int(index)]["row"]
+
+
+def _stream_class(stream: Any, samples: Any) -> Any:
+    """A streaming dataset, such as `stream`, whose samples are made from the stored ones."""
+
+    class Stream(stream):  # type: ignore[misc]
+        def __getitem__(self, index: Any) -> Any:
+            return as_tensors(samples.make(super().__getitem__(index)))
+
+    return Stream
 
 
 def _join_ranks(job: Job) -> None:

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 from penstock import DataLoader
 from penstock.tuning.thread_choice import ThreadChoice
 from penstock.worker import automatic_threads
-from penstock.worker.generator_search import generators_in
+from penstock.worker.reachable import generators_in
 
 SAMPLES = 160
 BATCH = 8

@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.stream.batch_seeds import generator_states, have_moved
 from penstock.worker.fingerprint import state_of_generator
-from penstock.worker.generator_search import generators_in
+from penstock.worker.reachable import generators_in
 
 
 class DrawWatch:

@@ -19,7 +19,7 @@ from penstock.program_line import warn
 from penstock.stream.batch_seeds import PlacedSamples, generator_states, have_moved, restore
 from penstock.tuning.process_resources import thread_delay_s
 from penstock.tuning.thread_choice import ThreadChoice
-from penstock.worker.generator_search import generators_in
+from penstock.worker.reachable import generators_in
 from penstock.worker.threaded_fetch import FetchPool
 
 _THREADS_MAX = 32
