@@ -26,6 +26,8 @@ say "What the states of a loader cost"
 "$VENV"/bin/python bench/states.py --out bench/out/states.jsonl --markdown
 say "Mixtures and batches by cost"
 "$VENV"/bin/python bench/samplers.py --out bench/out/samplers.jsonl --markdown
+say "What batches that a pool keeps cost and save"
+"$VENV"/bin/python bench/kept_batches.py --out bench/out/kept-batches.jsonl --markdown
 say "A second epoch of photographs from a cache"
 "$VENV"/bin/python bench/sample_cache.py --out bench/out/sample-cache.jsonl --markdown
 say "The executor of prefixes against eager torch and TorchScript"

@@ -55,10 +55,16 @@ class PoolHost:
     """Confined to the thread that made it; a context manager that leaves no process behind."""
 
     def __init__(
-        self, folder: Path, *, address: str = "127.0.0.1", prefix: Sequence[str] = ()
+        self,
+        folder: Path,
+        *,
+        address: str = "127.0.0.1",
+        prefix: Sequence[str] = (),
+        keep: str = "",
     ) -> None:
         """``folder`` is for the keys. ``prefix`` is a command that runs another command in a
-        separate place, such as a network namespace, where ``address`` is.
+        separate place, such as a network namespace, where ``address`` is. ``keep`` is the
+        controller's option.
         """
         self.keys = str(folder / "keys")
         self.address = address
@@ -68,6 +74,7 @@ class PoolHost:
         self._folder = folder
         self._command: subprocess.Popen[bytes] | None = None
         self._prefix = list(prefix)
+        self._keep = ["--keep", keep] if keep else []
         self._controller: subprocess.Popen[str] | None = None
         self._nursery: subprocess.Popen[bytes] | None = None
         self._unread = b""
@@ -90,9 +97,9 @@ class PoolHost:
             raise PoolError(
                 f"penstock keys exited with code {made.returncode}: {made.stderr.strip()}"
             )
-        bind = f"tcp://{self.address}:0"
+        bind = ["--bind", f"tcp://{self.address}:0"]
         self._controller = subprocess.Popen(
-            [*self._prefix, *penstock, "controller", "--bind", bind, "--keys", self.keys],
+            [*self._prefix, *penstock, "controller", *bind, "--keys", self.keys, *self._keep],
             stdout=subprocess.PIPE,
             text=True,
             preexec_fn=end_with_parent,

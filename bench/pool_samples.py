@@ -77,3 +77,19 @@ class Ready(Dataset[torch.Tensor]):
         if self._batch is None:
             self._batch = torch.arange(self.batch_bytes // 4, dtype=torch.float32)
         return self._batch
+
+
+class Worked(Dataset[torch.Tensor]):
+    """Samples that take about 3 ms of CPU time each."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        made = torch.arange(4096, dtype=torch.float32) + index
+        for _ in range(100):
+            made = made.sin()
+        return made

@@ -223,7 +223,7 @@ void BatchStore::wake_others(uint64_t worker_id) {
 BatchStore::Answer BatchStore::ask(const BatchName& name, const Claimant& by, bool may_wait) {
   MutexLock lock(mutex_);
   const Found found = names_.ask(name, by, may_wait, clock_now());
-  Answer answer{.kind = found.kind};
+  Answer answer{.kind = found.kind, .is_sparse = found.is_sparse};
   if (found.kind == Found::Kind::kKept) answer.result = batches_.at(found.id);
   return answer;
 }
@@ -233,11 +233,13 @@ void BatchStore::stop_waiting(uint64_t worker_id) {
   names_.stop_waiting(worker_id);
 }
 
-bool BatchStore::ask_ahead(const BatchName& name, const Claimant& by) {
+BatchStore::Answer BatchStore::ask_ahead(const BatchName& name, const Claimant& by) {
   MutexLock lock(mutex_);
   // Another worker's request that waits would wait longer, and a batch that is there, or soon will be, is not made.
-  if (names_.is_awaited(name.group)) return false;
-  return names_.ask(name, by, /*may_wait=*/false, clock_now()).kind == Found::Kind::kMake;
+  if (names_.is_awaited(name.group)) return {.kind = Found::Kind::kWait};
+  const Found found = names_.ask(name, by, /*may_wait=*/false, clock_now());
+  return {.kind = found.kind == Found::Kind::kMake ? Found::Kind::kMake : Found::Kind::kWait,
+          .is_sparse = found.is_sparse};
 }
 
 std::shared_ptr<const PoolResult> BatchStore::twin_of(const BatchName& name) const {
@@ -246,11 +248,12 @@ std::shared_ptr<const PoolResult> BatchStore::twin_of(const BatchName& name) con
   return id ? batches_.at(*id) : nullptr;
 }
 
-std::optional<BatchStore::Id> BatchStore::admit(const BatchName& name, const Claimant& by, uint64_t payload_bytes,
-                                                bool draws_nothing, std::optional<Comparison> comparison) {
+std::optional<BatchStore::Id> BatchStore::admit(const BatchName& name, const Claimant& by, session::MadeBatch batch,
+                                                std::optional<Comparison> comparison) {
   MutexLock lock(mutex_);
   if (comparison) names_.note_comparison(name, *comparison);
-  const auto admission = names_.admit(name, by, page_bytes(payload_bytes), draws_nothing, clock_now());
+  batch.bytes = page_bytes(batch.bytes);
+  const auto admission = names_.admit(name, by, batch, clock_now());
   let_go(admission.evicted);
   if (!admission.id) wake_others(by.worker_id);
   return admission.id;

@@ -85,16 +85,18 @@ class BatchStore {
   struct Answer {
     Found::Kind kind = Found::Kind::kMake;
     std::shared_ptr<const PoolResult> result{};  // of kKept
+    bool is_sparse = false;                      // as in Found
   };
   Answer ask(const session::BatchName& name, const session::Claimant& by, bool may_wait);
-  // Whether a job's process may have the request for this batch before it can make it; claims the batch.
-  bool ask_ahead(const session::BatchName& name, const session::Claimant& by);
+  // Whether a job's process may have the request for this batch before it can make it: kMake, which claims the batch,
+  // or kWait.
+  Answer ask_ahead(const session::BatchName& name, const session::Claimant& by);
   void stop_waiting(uint64_t worker_id);
   // The batch with which the one just made has to be compared before it is admitted; null: none.
   std::shared_ptr<const PoolResult> twin_of(const session::BatchName& name) const;
   // A batch was made. If it is to be kept, the caller copies it and calls settle() or drop().
-  std::optional<Id> admit(const session::BatchName& name, const session::Claimant& by, uint64_t payload_bytes,
-                          bool draws_nothing, std::optional<session::NamedBatches::Comparison> comparison);
+  std::optional<Id> admit(const session::BatchName& name, const session::Claimant& by, session::MadeBatch batch,
+                          std::optional<session::NamedBatches::Comparison> comparison);
   void settle(Id id, std::shared_ptr<const PoolResult> result);
   void drop(Id id);
   void release(const session::BatchName& name, const session::Claimant& by);

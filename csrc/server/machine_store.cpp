@@ -25,6 +25,7 @@ using FoundKind = BatchStore::Found::Kind;
 namespace {
 
 constexpr Duration kMadeBytesInterval = std::chrono::milliseconds(500);  // between readings of a worker's bytes
+constexpr size_t kSparseGroupsMax = 1024;
 constexpr std::string_view kOfGuest = "penstock: a guest of a store of batches";
 constexpr std::string_view kOfHost = "penstock: the host of a store of batches";
 
@@ -182,12 +183,13 @@ void MachineStore::set_share(uint64_t worker_id, uint64_t bytes) {
 BatchStore::Answer MachineStore::ask(const BatchName& name, const Claimant& by, bool may_wait) {
   MutexLock lock(mutex_);
   if (!calls_) return local_.ask(name, by, may_wait);
-  if (!is_short(name)) return {};
+  if (!is_short(name) || is_passed_over(name)) return {};
   auto reply = call({.kind = ToStore::Kind::kAsk,
                      .may_wait = may_wait,
                      .worker_id = by.worker_id,
                      .trainer_id = by.trainer_id,
                      .name = record_of(name)});
+  if (reply) note_sparse(name.group, reply->message.is_sparse);
   if (!reply || reply->message.kind == FromStore::Kind::kMake) return {};
   if (reply->message.kind == FromStore::Kind::kWait) {
     if (const auto member = members_.find(by.worker_id); may_wait && member != members_.end())
@@ -200,13 +202,14 @@ BatchStore::Answer MachineStore::ask(const BatchName& name, const Claimant& by, 
 
 bool MachineStore::ask_ahead(const BatchName& name, const Claimant& by) {
   MutexLock lock(mutex_);
-  if (!calls_) return local_.ask_ahead(name, by);
-  if (!is_short(name)) return true;
+  if (!calls_) return local_.ask_ahead(name, by).kind == FoundKind::kMake;
+  if (!is_short(name) || is_passed_over(name)) return true;
   const auto reply = call({.kind = ToStore::Kind::kAsk,
                            .is_ahead = true,
                            .worker_id = by.worker_id,
                            .trainer_id = by.trainer_id,
                            .name = record_of(name)});
+  if (reply) note_sparse(name.group, reply->message.is_sparse);
   return !reply || reply->message.kind == FromStore::Kind::kMake;
 }
 
@@ -224,16 +227,20 @@ std::optional<MachineStore::Id> MachineStore::admit(const BatchName& name, const
     return result.draws_nothing ? compare_batches(*twin.batch, *result.batch) : Comparison::kDifferent;
   };
   const uint64_t bytes = result.batch->payload().size();
+  const Duration making = (int64_t{result.fetch_time} + result.prefix_time) * wire::kTimeUnit;
+  const session::MadeBatch made{
+      .bytes = bytes, .draws_nothing = result.draws_nothing, .is_cheap = session::is_cheap(making, bytes)};
   MutexLock lock(mutex_);
   if (!calls_) {
     std::optional<Comparison> comparison;
     if (const auto twin = local_.twin_of(name)) comparison = compare(*twin);
-    const auto number = local_.admit(name, by, bytes, result.draws_nothing, comparison);
+    const auto number = local_.admit(name, by, made, comparison);
     return number ? std::optional(Id{.era = era_, .number = *number}) : std::nullopt;
   }
-  if (!is_short(name)) return std::nullopt;
+  if (!is_short(name) || (made.is_cheap && is_passed_over(name))) return std::nullopt;
   ToStore question{.kind = ToStore::Kind::kAdmit,
-                   .draws_nothing = result.draws_nothing,
+                   .draws_nothing = made.draws_nothing,
+                   .is_cheap = made.is_cheap,
                    .worker_id = by.worker_id,
                    .trainer_id = by.trainer_id,
                    .number = bytes,
@@ -328,8 +335,23 @@ std::optional<MachineStore::Reply> MachineStore::call(const ToStore& question, i
   return reply;
 }
 
+// Of most batches of a sparse group, the host needs to know nothing.
+bool MachineStore::is_passed_over(const BatchName& name) {
+  return sparse_.contains(name.group) && !session::is_chosen(name);
+}
+
+void MachineStore::note_sparse(const std::string& group, bool is_sparse) {
+  if (!is_sparse) {
+    sparse_.erase(group);
+    return;
+  }
+  if (sparse_.size() >= kSparseGroupsMax) sparse_.clear();
+  sparse_.insert(group);
+}
+
 void MachineStore::lose_host() {
   calls_.reset();
+  sparse_.clear();
   ++era_;
   role_ = Role::kAlone;
   for (auto& [id, member] : members_) {
@@ -438,6 +460,7 @@ void MachineStore::begin_as_guest(shm::Channel calls, shm::Channel wakes) {
   MutexLock lock(mutex_);
   ++era_;
   calls_.emplace(std::move(calls));
+  sparse_.clear();
   for (auto& [id, member] : members_) {
     local_.leave(id);
     local_.join(id, member.wake);
@@ -579,14 +602,16 @@ bool MachineStore::answer(Peer& peer, const ToStore& question, std::span<FileDes
       break;
     case Kind::kAsk: {
       if (question.is_ahead) {
-        const bool may_be_made = local_.ask_ahead(name_of(question.name), by);
-        reply.kind = may_be_made ? FromStore::Kind::kMake : FromStore::Kind::kWait;
+        const auto found = local_.ask_ahead(name_of(question.name), by);
+        reply.kind = found.kind == FoundKind::kMake ? FromStore::Kind::kMake : FromStore::Kind::kWait;
+        reply.is_sparse = found.is_sparse;
         break;
       }
       auto found = local_.ask(name_of(question.name), by, question.may_wait);
       reply.kind = found.kind == FoundKind::kKept   ? FromStore::Kind::kKept
                    : found.kind == FoundKind::kWait ? FromStore::Kind::kWait
                                                     : FromStore::Kind::kMake;
+      reply.is_sparse = found.is_sparse;
       result = std::move(found.result);
       break;
     }
@@ -603,7 +628,9 @@ bool MachineStore::answer(Peer& peer, const ToStore& question, std::span<FileDes
       if (question.comparison == ToStore::Comparison::kDifferent) comparison = Comparison::kDifferent;
       if (question.comparison == ToStore::Comparison::kUnclear) comparison = Comparison::kUnclear;
       reply.kind = FromStore::Kind::kAdmitted;
-      reply.number = local_.admit(name, by, question.number, question.draws_nothing, comparison).value_or(0);
+      const session::MadeBatch made{
+          .bytes = question.number, .draws_nothing = question.draws_nothing, .is_cheap = question.is_cheap};
+      reply.number = local_.admit(name, by, made, comparison).value_or(0);
       break;
     }
     case Kind::kSettle: settle_of(question, files); break;

@@ -18,6 +18,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -144,6 +145,8 @@ class MachineStore final : private EventLoop::Handler {
   void begin_as_guest(shm::Channel calls, shm::Channel wakes);
   void serve_wakes();
   std::optional<Reply> call(const wire::ToStore& question, int file = -1) PENSTOCK_REQUIRES(mutex_);
+  bool is_passed_over(const session::BatchName& name) PENSTOCK_REQUIRES(mutex_);
+  void note_sparse(const std::string& group, bool is_sparse) PENSTOCK_REQUIRES(mutex_);
   void lose_host() PENSTOCK_REQUIRES(mutex_);
   static std::shared_ptr<const PoolResult> result_of(Reply reply);
 
@@ -157,6 +160,7 @@ class MachineStore final : private EventLoop::Handler {
   std::map<uint64_t, Member> members_ PENSTOCK_GUARDED_BY(mutex_);
   std::optional<shm::Channel> calls_ PENSTOCK_GUARDED_BY(mutex_);  // of a guest
   uint64_t era_ PENSTOCK_GUARDED_BY(mutex_) = 0;
+  std::unordered_set<std::string> sparse_ PENSTOCK_GUARDED_BY(mutex_);  // of a guest: groups, as the host said last
 
   // Confined to the loop's thread.
   std::optional<shm::ChannelListener> listener_;  // of a host

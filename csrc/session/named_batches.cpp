@@ -28,6 +28,19 @@ std::string samples_key_of(const BatchName& name) { return key_of({name.group, n
 
 }  // namespace
 
+bool is_cheap(Duration making, uint64_t bytes) {
+  const Duration copy = kCopyTime + std::chrono::nanoseconds(bytes * 1'000 / (kCopyBytesPerSecond / 1'000'000));
+  return making < kWorthCopies * copy;
+}
+
+bool is_chosen(const BatchName& name) {
+  // FNV-1a of 64 bits (RFC 9923), whose upper half has the better spread.
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const std::string* part : {&name.samples, &name.epoch, &name.place})
+    for (const char character : *part) hash = (hash ^ static_cast<uint8_t>(character)) * 0x100000001b3;
+  return (hash >> 32) % kSparseEvery == 0;
+}
+
 NamedBatches::Found NamedBatches::ask(const BatchName& name, const Claimant& by, bool may_wait, Instant now) {
   if (budget_ == 0) return {};
   Group& group = group_of(name.group, now);
@@ -43,8 +56,11 @@ NamedBatches::Found NamedBatches::ask(const BatchName& name, const Claimant& by,
     // Once the trial has ended, this batch may be there already.
     if (group.trial != whole_key && has_to_wait(trial->second, by, may_wait, now)) return {.kind = Found::Kind::kWait};
   }
-  if (group.is_full) return {};
-  return claim(group.seeds == Seeds::kIrrelevant ? samples_key : whole_key, name.group, by, may_wait, now);
+  const bool is_sparse = this->is_sparse(group);
+  if (group.is_full || (is_sparse && !is_chosen(name))) return {.is_sparse = is_sparse};
+  Found found = claim(group.seeds == Seeds::kIrrelevant ? samples_key : whole_key, name.group, by, may_wait, now);
+  found.is_sparse = is_sparse;
+  return found;
 }
 
 std::optional<NamedBatches::Id> NamedBatches::find(Group& group, const std::string& whole_key,
@@ -54,12 +70,14 @@ std::optional<NamedBatches::Id> NamedBatches::find(Group& group, const std::stri
       group.is_shared = true;
       group.is_full = false;
     }
+    group.unused_bytes = 0;
     touch(group, found->second);
     return found->second;
   }
   if (group.seeds != Seeds::kIrrelevant) return std::nullopt;
   const auto found = by_samples_.find(samples_key);
   if (found == by_samples_.end()) return std::nullopt;
+  group.unused_bytes = 0;
   touch(group, found->second);
   return found->second;
 }
@@ -114,8 +132,8 @@ void NamedBatches::note_comparison(const BatchName& name, Comparison comparison)
   if (comparison == Comparison::kDifferent) found->second.seeds = Seeds::kRelevant;
 }
 
-NamedBatches::Admission NamedBatches::admit(const BatchName& name, const Claimant& by, uint64_t bytes,
-                                            bool draws_nothing, Instant now) {
+NamedBatches::Admission NamedBatches::admit(const BatchName& name, const Claimant& by, const MadeBatch& batch,
+                                            Instant now) {
   Admission admission;
   std::string whole_key = whole_key_of(name);
   std::string samples_key = samples_key_of(name);
@@ -126,16 +144,19 @@ NamedBatches::Admission NamedBatches::admit(const BatchName& name, const Claiman
       group.longest = std::max(group.longest, now - claim->second.since);
   }
   const bool is_there = by_whole_.contains(whole_key) ||
-                        (group.seeds == Seeds::kIrrelevant && draws_nothing && by_samples_.contains(samples_key));
+                        (group.seeds == Seeds::kIrrelevant && batch.draws_nothing && by_samples_.contains(samples_key));
   const uint64_t with_names =
-      bytes + kNameBytes + 2 * (whole_key.size() + samples_key.size() + name.group.size() + name.epoch.size());
-  if (!is_there) group.is_full = !make_room(name, with_names, now, admission.evicted);
-  if (is_there || group.is_full) {
+      batch.bytes + kNameBytes + 2 * (whole_key.size() + samples_key.size() + name.group.size() + name.epoch.size());
+  group.is_cheap = batch.is_cheap;
+  const bool is_passed_over = is_sparse(group) && !is_chosen(name);
+  if (!is_there && !is_passed_over) group.is_full = !make_room(name, with_names, now, admission.evicted);
+  if (is_there || is_passed_over || group.is_full) {
     release(name, by);
     return admission;
   }
   const Id id = ++last_id_;
   group.bytes += with_names;
+  group.unused_bytes += with_names;
   ++group.entry_count;
   bytes_ += with_names;
   bytes_by_worker_[by.worker_id] += with_names;
@@ -145,7 +166,7 @@ NamedBatches::Admission NamedBatches::admit(const BatchName& name, const Claiman
                              .samples_key = std::move(samples_key),
                              .maker = by,
                              .bytes = with_names,
-                             .draws_nothing = draws_nothing});
+                             .draws_nothing = batch.draws_nothing});
   admission.id = id;
   return admission;
 }

@@ -18,6 +18,9 @@
 //              group of the new batch no entry is evicted if its batches recur in each epoch, or if the victim would be
 //              of the same epoch and no other trainer has used the group: by age, a cycle longer than the budget would
 //              never be hit, and without evictions it is hit by the budget's share. The new batch is then not kept.
+//   reuse      Copying a batch that is made quickly costs a job more than it can save. A group with such batches is
+//              *sparse* once it has filled the budget and none of them was requested again: it keeps one of
+//              kSparseEvery, chosen by their names, until one is.
 //   sharing    only within a group, which includes the key of the trainer that has sent the job.
 //
 // The bytes are elsewhere (server/batch_store.h), under the same numbers. Pure. Thread-compatible.
@@ -40,6 +43,13 @@ constexpr Duration kClaimPatience = std::chrono::seconds(60);
 constexpr Duration kLateFirst = std::chrono::seconds(10);
 constexpr Duration kLateMin = std::chrono::milliseconds(100);
 constexpr Duration kGroupIdle = std::chrono::hours(1);
+// One of so many batches of a sparse group is kept, to notice that they are requested again.
+constexpr uint64_t kSparseEvery = 16;
+// The time that copying a batch takes: a part of it for its memory, and a part by its bytes.
+constexpr Duration kCopyTime = std::chrono::microseconds(100);
+constexpr uint64_t kCopyBytesPerSecond = 1'500'000'000;
+// A batch is worth a copy regardless of its use if its making takes this many times as long.
+constexpr int64_t kWorthCopies = 33;
 // The memory of an entry besides its batch and its name: more than the containers use.
 constexpr uint64_t kNameBytes = 512;
 
@@ -59,6 +69,19 @@ struct Claimant {
   friend bool operator==(const Claimant&, const Claimant&) = default;
 };
 
+// A batch that was made.
+struct MadeBatch {
+  uint64_t bytes = 0;
+  bool draws_nothing = false;
+  bool is_cheap = false;  // as by is_cheap()
+};
+
+// Whether a copy of a batch with these bytes costs a considerable part of the time that its making took.
+bool is_cheap(Duration making, uint64_t bytes);
+
+// Whether it is kept even if its group is sparse.
+bool is_chosen(const BatchName& name);
+
 class NamedBatches {
  public:
   using Id = uint64_t;
@@ -71,6 +94,7 @@ class NamedBatches {
     };
     Kind kind = Kind::kMake;
     Id id = 0;
+    bool is_sparse = false;  // of its group, only batches with is_chosen() need to be asked about and admitted
   };
   // With `may_wait`, a kWait is remembered as the wait of this worker, until it is served or stop_waiting().
   Found ask(const BatchName& name, const Claimant& by, bool may_wait, Instant now);
@@ -88,7 +112,7 @@ class NamedBatches {
     std::vector<Id> evicted{};
   };
   // A batch was made. If it is kept, it counts from now on, and is found once it is settled.
-  Admission admit(const BatchName& name, const Claimant& by, uint64_t bytes, bool draws_nothing, Instant now);
+  Admission admit(const BatchName& name, const Claimant& by, const MadeBatch& batch, Instant now);
   // Its bytes are complete. Returns false if it is not kept after all, as another worker was sooner.
   bool settle(Id id);
   // Its bytes could not be stored.
@@ -123,6 +147,8 @@ class NamedBatches {
     Duration longest{};               // from the claim of a batch until it was made
     bool is_shared = false;           // a trainer used the batch of another one with the same seeds
     bool is_full = false;             // its last batch was not kept, as for lack of room: no request waits for others
+    uint64_t unused_bytes = 0;        // that were admitted since the last request that found a batch
+    bool is_cheap = false;            // its last batch was
     std::string trial{};              // the key of the claim; empty: none
     std::map<uint64_t, Id> by_use{};  // settled entries, the one used longest ago first
   };
@@ -154,6 +180,7 @@ class NamedBatches {
   void touch(Group& group, Id id);
   Group& group_of(const std::string& name, Instant now);
   Groups::iterator find_victim(const std::string& own, uint64_t own_bytes, Instant now);
+  bool is_sparse(const Group& group) const { return group.is_cheap && group.unused_bytes >= budget_; }
   bool make_room(const BatchName& name, uint64_t bytes, Instant now, std::vector<Id>& evicted);
   void erase(Id id);
   void forget_if_empty(const std::string& group);

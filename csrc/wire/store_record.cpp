@@ -12,6 +12,8 @@ constexpr uint8_t kForWakes = 1;
 constexpr uint8_t kMayWait = 2;
 constexpr uint8_t kAhead = 4;
 constexpr uint8_t kDrawsNothing = 8;
+constexpr uint8_t kCheap = 16;
+constexpr uint8_t kToStoreFlags = kForWakes | kMayWait | kAhead | kDrawsNothing | kCheap;
 
 // The facts of a batch; all zeros without one.
 struct StoreBatchHead {
@@ -51,7 +53,7 @@ struct FromStoreHead {
   uint32_t magic = kFromStoreMagic;
   uint16_t version = kStoreVersion;
   uint8_t kind = 0;
-  uint8_t reserved = 0;
+  uint8_t is_sparse = 0;
   uint64_t number = 0;
   StoreNonce nonce{};
   StoreProof proof{};
@@ -132,7 +134,8 @@ std::vector<std::byte> write_to_store(const ToStore& message) {
   const ToStoreHead head{
       .kind = static_cast<uint8_t>(message.kind),
       .flags = static_cast<uint8_t>((message.is_for_wakes ? kForWakes : 0) | (message.may_wait ? kMayWait : 0) |
-                                    (message.is_ahead ? kAhead : 0) | (message.draws_nothing ? kDrawsNothing : 0)),
+                                    (message.is_ahead ? kAhead : 0) | (message.draws_nothing ? kDrawsNothing : 0) |
+                                    (message.is_cheap ? kCheap : 0)),
       .worker_id = message.worker_id,
       .trainer_id = message.trainer_id,
       .number = message.number,
@@ -148,6 +151,7 @@ std::vector<std::byte> write_to_store(const ToStore& message) {
 
 std::vector<std::byte> write_from_store(const FromStore& message) {
   const FromStoreHead head{.kind = static_cast<uint8_t>(message.kind),
+                           .is_sparse = message.is_sparse,
                            .number = message.number,
                            .nonce = message.nonce,
                            .proof = message.proof,
@@ -167,13 +171,14 @@ Result<ToStore> parse_to_store(std::span<const std::byte> part) {
                   .may_wait = (head.flags & kMayWait) != 0,
                   .is_ahead = (head.flags & kAhead) != 0,
                   .draws_nothing = (head.flags & kDrawsNothing) != 0,
+                  .is_cheap = (head.flags & kCheap) != 0,
                   .worker_id = head.worker_id,
                   .trainer_id = head.trainer_id,
                   .number = head.number};
   const bool has_reserved =
       std::any_of(std::begin(head.reserved), std::end(head.reserved), [](uint8_t byte) { return byte != 0; }) ||
       std::any_of(std::begin(head.reserved_end), std::end(head.reserved_end), [](uint64_t word) { return word != 0; });
-  if (has_reserved || (head.flags & ~(kForWakes | kMayWait | kAhead | kDrawsNothing)) != 0 ||
+  if (has_reserved || (head.flags & ~kToStoreFlags) != 0 ||
       head.comparison > static_cast<uint8_t>(ToStore::Comparison::kUnclear))
     return malformed(kSubject, "a field is out of range");
   const uint64_t name_bytes = uint64_t{head.group_bytes} + head.sample_bytes + head.epoch_bytes + head.place_bytes;
@@ -208,9 +213,12 @@ Result<FromStore> parse_from_store(std::span<const std::byte> part) {
       read_store_head<FromStoreHead>(part, kFromStoreMagic, static_cast<uint8_t>(FromStore::Kind::kWake), kSubject);
   if (!read) return read.error();
   const FromStoreHead& head = read.value();
-  if (head.reserved != 0) return malformed(kSubject, "reserved bytes are not zero");
-  FromStore message{
-      .kind = static_cast<FromStore::Kind>(head.kind), .number = head.number, .nonce = head.nonce, .proof = head.proof};
+  if (head.is_sparse > 1) return malformed(kSubject, "a field is out of range");
+  FromStore message{.kind = static_cast<FromStore::Kind>(head.kind),
+                    .is_sparse = head.is_sparse == 1,
+                    .number = head.number,
+                    .nonce = head.nonce,
+                    .proof = head.proof};
   auto batch = batch_of(head.batch, has_batch(message.kind), part.subspan(sizeof head), kSubject);
   if (!batch) return batch.error();
   message.batch = batch.value();

@@ -19,7 +19,7 @@ namespace penstock::wire {
 
 constexpr uint32_t kToStoreMagic = 0x314b4e50;    // "PNK1"
 constexpr uint32_t kFromStoreMagic = 0x314c4e50;  // "PNL1"
-constexpr uint16_t kStoreVersion = 1;
+constexpr uint16_t kStoreVersion = 2;
 constexpr size_t kToStoreHeadBytes = 128;
 constexpr size_t kFromStoreHeadBytes = 112;
 // A batch of at most this size follows its message; the memory of a larger one is passed as a descriptor.
@@ -81,6 +81,7 @@ struct ToStore {
   bool may_wait = false;
   bool is_ahead = false;  // of kAsk: whether the batch may be requested ahead; no batch is sent
   bool draws_nothing = false;
+  bool is_cheap = false;  // of kAdmit: to be kept only if batches of its job are requested again
   uint64_t worker_id = 0;
   uint64_t trainer_id = 0;
   uint64_t number = 0;
@@ -104,6 +105,7 @@ struct FromStore {
   };
 
   Kind kind = Kind::kDone;
+  bool is_sparse = false;  // of kKept, kMake and kWait, as in session::NamedBatches::Found
   uint64_t number = 0;
   StoreNonce nonce{};
   StoreProof proof{};

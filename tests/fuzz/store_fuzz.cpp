@@ -48,7 +48,7 @@ std::vector<Bytes> make_seeds() {
       write_to_store({.kind = ToStore::Kind::kSettle, .number = 3, .batch = small}),
       write_to_store({.kind = ToStore::Kind::kSettle, .number = 3, .batch = large}),
       write_from_store({.kind = FromStore::Kind::kAccepted, .proof = {std::byte{2}}}),
-      write_from_store({.kind = FromStore::Kind::kKept, .batch = small}),
+      write_from_store({.kind = FromStore::Kind::kKept, .is_sparse = true, .batch = small}),
       write_from_store({.kind = FromStore::Kind::kCompare, .batch = large})};
 }
 

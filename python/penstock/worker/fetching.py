@@ -26,9 +26,8 @@ from penstock.stream.batch_seeds import (
     GeneratorsKept,
     PlacedSamples,
     SampleSeed,
+    SeededWatch,
     accepts_generator,
-    generator_states,
-    have_moved,
 )
 from penstock.stream.batch_types import RegisteredType, registered_types
 from penstock.stream.progress import Progress
@@ -286,16 +285,14 @@ class SeededFetcher:
         # With a seed for each sample, the generators change without draws.
         watches_draws = self.watches_draws and not self._seeds.by_sample and self._placed is None
         if self._has_threads or watches_draws:
-            self._seeded_states = generator_states()
+            self._seeded = SeededWatch()
         if self._placed is not None:
             is_batch = self._spec.auto_collation
             indices = self._placed.placed(indices, place.sequence, place.first_place, is_batch)
         elif has_places(indices):
             indices = [int(index) for index in indices]
         batch = self._fetcher.fetch(indices)
-        self.drew_nothing = watches_draws and not (
-            self.threads_drew or have_moved(self._seeded_states)
-        )
+        self.drew_nothing = watches_draws and not (self.threads_drew or self._seeded.has_drawn())
         return batch
 
     def _collate_by_sample(self, samples: Any) -> Any:
@@ -304,7 +301,7 @@ class SeededFetcher:
 
     def _collate_after_threads(self, samples: Any) -> Any:
         """Call collate_fn; its draws are as reproducible as without threads."""
-        if have_moved(self._seeded_states):
+        if self._seeded.has_drawn():
             self.threads_drew = True
             if not self._seeds.by_sample:
                 self._seeds.seed_generators(self._place.sequence)

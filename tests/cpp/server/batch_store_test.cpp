@@ -90,7 +90,8 @@ class BatchStoreTest : public testing::Test {
                                       const PoolResult& made) {
     std::optional<Comparison> comparison;
     if (const auto twin = store_.twin_of(name)) comparison = compare_batches(*twin->batch, *made.batch);
-    return store_.admit(name, by, made.batch->payload().size(), made.draws_nothing, comparison);
+    return store_.admit(name, by, {.bytes = made.batch->payload().size(), .draws_nothing = made.draws_nothing},
+                        comparison);
   }
   // Requests a batch for worker `id` and makes it if need be. Returns whether it was kept.
   bool take(const session::BatchName& name, const std::string& values, uint64_t id = 1) {

@@ -32,12 +32,13 @@ class NamedBatchesTest : public testing::Test {
   Kind ask(const BatchName& name, const Claimant& by) { return names_.ask(name, by, true, now_).kind; }
   // Makes a batch of 1 MiB that was claimed. Returns whether it is kept.
   bool make(const BatchName& name, const Claimant& by, bool draws_nothing = false,
-            Comparison comparison = Comparison::kEqual) {
+            Comparison comparison = Comparison::kEqual, bool is_cheap = false) {
     if (names_.twin_of(name)) {
       ++trial_count_;
       names_.note_comparison(name, comparison);
     }
-    const auto admission = names_.admit(name, by, kMiB - 1024, draws_nothing, now_);
+    const auto admission =
+        names_.admit(name, by, {.bytes = kMiB - 1024, .draws_nothing = draws_nothing, .is_cheap = is_cheap}, now_);
     evicted_.insert(evicted_.end(), admission.evicted.begin(), admission.evicted.end());
     EXPECT_LE(names_.bytes(), names_.budget());
     return admission.id && names_.settle(*admission.id);
@@ -103,7 +104,7 @@ TEST_F(NamedBatchesTest, RequestWaitsForTheWorkerThatIsMakingTheBatch) {
   EXPECT_TRUE(names_.is_awaited("job of ann"));
   EXPECT_FALSE(names_.is_awaited("job of bob"));
   EXPECT_EQ(ask(named(1), bob_), Kind::kWait) << "as often as it asks";
-  const auto admission = names_.admit(named(1), ann_, kMiB, false, now_);
+  const auto admission = names_.admit(named(1), ann_, {.bytes = kMiB}, now_);
   EXPECT_EQ(ask(named(1), bob_), Kind::kWait) << "its bytes are not complete";
   EXPECT_TRUE(names_.settle(*admission.id));
   EXPECT_EQ(ask(named(1), bob_), Kind::kKept);
@@ -126,12 +127,12 @@ TEST_F(NamedBatchesTest, BatchThatWillNotBeMadeIsMadeByTheOneThatWaits) {
 
 TEST_F(NamedBatchesTest, BytesThatCouldNotBeStoredLeaveNoEntry) {
   ask(named(1), ann_);
-  const auto admission = names_.admit(named(1), ann_, kMiB, false, now_);
+  const auto admission = names_.admit(named(1), ann_, {.bytes = kMiB}, now_);
   EXPECT_EQ(ask(named(1), bob_), Kind::kWait);
   names_.drop(*admission.id);
   EXPECT_EQ(names_.bytes(), 0);
   EXPECT_EQ(ask(named(1), bob_), Kind::kMake);
-  const auto unsettled = names_.admit(named(1), bob_, kMiB, false, now_);
+  const auto unsettled = names_.admit(named(1), bob_, {.bytes = kMiB}, now_);
   EXPECT_EQ(names_.leave(bob_.worker_id), std::vector{*unsettled.id}) << "the worker has ended in between";
   EXPECT_EQ(names_.bytes(), 0);
   EXPECT_FALSE(names_.settle(*unsettled.id));
@@ -308,6 +309,63 @@ TEST_F(NamedBatchesTest, SmallerBudgetEvictsWhatWasUsedLongestAgo) {
   EXPECT_EQ(names_.bytes(), 0);
 }
 
+TEST_F(NamedBatchesTest, JobThatRequestsNothingAgainKeepsFewCheapBatches) {
+  const auto made = [&](int samples, int epoch, const Claimant& by, bool is_cheap) {
+    const BatchName name = named(samples, epoch);
+    return ask(name, by) != Kind::kKept && make(name, by, false, Comparison::kEqual, is_cheap);
+  };
+  int kept_count = 0;
+  for (int samples = 0; samples < 16; ++samples) kept_count += made(samples, 0, ann_, true);
+  EXPECT_GE(kept_count, 15) << "as long as the budget lasts";
+  made(0, 1, ann_, true);
+  kept_count = 0;
+  int chosen_count = 0;
+  for (int samples = 1; samples < 160; ++samples) {
+    kept_count += made(samples, 1, ann_, true);
+    chosen_count += is_chosen(named(samples, 1));
+  }
+  EXPECT_EQ(kept_count, chosen_count);
+  EXPECT_GE(chosen_count, 5);
+  EXPECT_LE(chosen_count, 20);
+  EXPECT_TRUE(made(0, 2, ann_, false)) << "not cheap";
+
+  // A job with the same seeds finds the first one that was chosen; from then on all are kept, and none is made twice.
+  made(0, 3, ann_, true);
+  bool was_chosen = false;
+  for (int samples = 0; samples < 160; ++samples) {
+    made(samples, 3, ann_, true);
+    was_chosen |= is_chosen(named(samples, 3));
+    EXPECT_EQ(ask(named(samples, 3), bob_) == Kind::kKept, was_chosen) << samples;
+    if (!was_chosen) names_.release(named(samples, 3), bob_);
+  }
+  EXPECT_TRUE(was_chosen);
+}
+
+TEST_F(NamedBatchesTest, SparseGroupIsReportedUntilABatchIsFound) {
+  const auto made = [&](int samples, int epoch) {
+    const bool is_sparse = names_.ask(named(samples, epoch), ann_, true, now_).is_sparse;
+    make(named(samples, epoch), ann_, false, Comparison::kEqual, true);
+    return is_sparse;
+  };
+  for (int samples = 0; samples < 16; ++samples) EXPECT_FALSE(made(samples, 0));
+  made(0, 1);
+  int samples = 1;
+  for (; !is_chosen(named(samples, 1)); ++samples) EXPECT_TRUE(made(samples, 1)) << samples;
+  EXPECT_TRUE(made(samples, 1));
+  const auto found = names_.ask(named(samples, 1), bob_, true, now_);
+  EXPECT_EQ(found.kind, Kind::kKept);
+  EXPECT_FALSE(found.is_sparse);
+  EXPECT_FALSE(made(samples + 1, 1));
+}
+
+TEST_F(NamedBatchesTest, CopyIsWorthAThirtiethOfTheTimeOfTheMaking) {
+  constexpr uint64_t kBytes = 15'000'000;  // 10 ms and 0.1 ms
+  EXPECT_TRUE(is_cheap(std::chrono::milliseconds(330), kBytes));
+  EXPECT_FALSE(is_cheap(std::chrono::milliseconds(340), kBytes));
+  EXPECT_TRUE(is_cheap(std::chrono::milliseconds(3), 0));
+  EXPECT_FALSE(is_cheap(std::chrono::milliseconds(4), 0));
+}
+
 TEST_F(NamedBatchesTest, BytesCountForTheWorkerThatMadeThem) {
   run(3, 0, ann_, false);
   ask(named(9), bob_);
@@ -364,7 +422,8 @@ TEST_F(NamedBatchesTest, RandomEventsNeverMixUpBatches) {
           const bool is_equal = stored.at(*twin) == value_of(made.name);
           names.note_comparison(made.name, is_equal ? Comparison::kEqual : Comparison::kDifferent);
         }
-        const auto admission = names.admit(made.name, made.by, kMiB, true, now);
+        const auto admission =
+            names.admit(made.name, made.by, {.bytes = kMiB, .draws_nothing = true, .is_cheap = below(2) == 0}, now);
         for (const auto id : admission.evicted) ASSERT_EQ(stored.erase(id), 1);
         if (admission.id) {
           if (below(10) == 0)

@@ -16,7 +16,7 @@ namespace {
 using StoreBytes = std::vector<std::byte>;
 
 constexpr size_t kVersionAt = 4, kKindAt = 6, kFlagsAt = 7, kGroupBytesAt = 32, kComparisonAt = 48, kReservedAt = 49;
-constexpr size_t kToPayloadBytesAt = 88, kToRecordBytesAt = 96, kToBatchFlagsAt = 120, kFromReservedAt = 7;
+constexpr size_t kToPayloadBytesAt = 88, kToRecordBytesAt = 96, kToBatchFlagsAt = 120, kFromSparseAt = 7;
 
 StoreBytes store_bytes(size_t count, char value) { return StoreBytes(count, static_cast<std::byte>(value)); }
 
@@ -26,6 +26,7 @@ TEST(StoreRecord, QuestionIsReadAsItWasWritten) {
                         .comparison = ToStore::Comparison::kDifferent,
                         .may_wait = true,
                         .draws_nothing = true,
+                        .is_cheap = true,
                         .worker_id = 1,
                         .trainer_id = 2,
                         .number = 3,
@@ -35,7 +36,7 @@ TEST(StoreRecord, QuestionIsReadAsItWasWritten) {
   ASSERT_TRUE(read) << read.error().message;
   EXPECT_EQ(read.value().kind, written.kind);
   EXPECT_EQ(read.value().comparison, written.comparison);
-  EXPECT_TRUE(read.value().may_wait && read.value().draws_nothing);
+  EXPECT_TRUE(read.value().may_wait && read.value().draws_nothing && read.value().is_cheap);
   EXPECT_FALSE(read.value().is_ahead || read.value().is_for_wakes);
   EXPECT_TRUE(std::ranges::equal(read.value().name.group, text));
   EXPECT_TRUE(std::ranges::equal(read.value().name.samples, std::span(text).first(2)));
@@ -71,7 +72,7 @@ TEST(StoreRecord, SmallBatchFollowsAndALargeOneDoesNot) {
                          .record_bytes = 10,
                          .payload_bytes = small.size(),
                          .payload = small};
-  const auto bytes = write_from_store({.kind = FromStore::Kind::kKept, .batch = batch});
+  const auto bytes = write_from_store({.kind = FromStore::Kind::kKept, .is_sparse = true, .batch = batch});
   const auto read = parse_from_store(bytes);
   ASSERT_TRUE(read) << read.error().message;
   EXPECT_TRUE(std::ranges::equal(read.value().batch->payload, small));
@@ -111,7 +112,7 @@ TEST(StoreRecord, WrongFieldsAreRefused) {
   const auto settle = write_to_store({.kind = ToStore::Kind::kSettle, .batch = batch});
   const auto wake = write_from_store({.kind = FromStore::Kind::kWake});
   for (const auto& wrong :
-       {with<uint8_t>(ask, kKindAt, 0), with<uint8_t>(ask, kKindAt, 12), with<uint8_t>(ask, kFlagsAt, 16),
+       {with<uint8_t>(ask, kKindAt, 0), with<uint8_t>(ask, kKindAt, 12), with<uint8_t>(ask, kFlagsAt, 32),
         with<uint8_t>(ask, kComparisonAt, 4), with<uint8_t>(ask, kReservedAt, 1), with<uint64_t>(ask, 56, 1),
         with<uint8_t>(ask, kKindAt, static_cast<uint8_t>(ToStore::Kind::kCount)),
         with<uint32_t>(ask, kGroupBytesAt, kStoreNameBytesMax + 1), with<uint32_t>(ask, kGroupBytesAt, 21),
@@ -123,7 +124,7 @@ TEST(StoreRecord, WrongFieldsAreRefused) {
     EXPECT_EQ(read.error().code, Errc::kMalformed) << read.error().message;
   }
   EXPECT_TRUE(parse_from_store(wake));
-  EXPECT_FALSE(parse_from_store(with<uint8_t>(wake, kFromReservedAt, 1)));
+  EXPECT_FALSE(parse_from_store(with<uint8_t>(wake, kFromSparseAt, 2)));
   EXPECT_FALSE(parse_from_store(with<uint8_t>(wake, kKindAt, 10)));
 }
 
