@@ -2,10 +2,9 @@
 """The bytes that ranks with caches read again, with Ranks(share="by_cache") and without.
 
 Each rank is a process of this machine over gloo, with a penstock.cached() that holds 1/N or 1/(2N)
-of the data, and reads one file. "any" caches each sample that a rank makes until the budget is used
-up; "own" only its samples by DataLoader.owner_of(). Reported are samples found in the rank's cache
-and bytes of the file that were read, in the last epoch; the bytes are compared with the kernel's
-count, and the samples of each step in all cases with each other.
+of the data, and reads one file. Reported are the samples of the last epoch that ranks owned, those
+found in the rank's cache, and bytes of the file that were read; the bytes are compared with the
+kernel's count, and the samples of each step in all cases with each other.
 """
 
 from __future__ import annotations
@@ -53,20 +52,6 @@ class Stored(Dataset[torch.Tensor]):
         return torch.frombuffer(bytearray(data), dtype=torch.int64)
 
 
-class Own(Dataset[torch.Tensor]):
-    """Reads only the samples of `own` through the cache."""
-
-    def __init__(self, kept: Any, own: range) -> None:
-        self.kept, self.own = kept, own
-
-    def __len__(self) -> int:
-        return len(self.kept)
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        found: torch.Tensor = (self.kept if index in self.own else self.kept.cached_dataset)[index]
-        return found
-
-
 def stored_bytes() -> int:
     """The bytes of a budget for one sample."""
     probe = cached([torch.zeros(SAMPLE_BYTES // 8, dtype=torch.int64)], memory="1MB")  # type: ignore[arg-type]
@@ -90,15 +75,9 @@ def rank_main(job: dict[str, Any]) -> None:
             held = count * case["share_of_data"] * stored_bytes()
             kept = cached(data, memory=round(held))
             ranks = Ranks(global_batch_size=case["step"], share=case["share"])
-
-            def loader_of(samples: Any, ranks: Ranks = ranks) -> Any:
-                torch.manual_seed(1)
-                return DataLoader(samples, shuffle=True, ranks=ranks)
-
-            loader = loader_of(data)
-            mine = [index for index in range(count) if loader.owner_of(index) == rank]
-            own = range(mine[0], mine[-1] + 1)
-            loader = loader_of(Own(kept, own) if case["keeps"] == "own" else kept)
+            torch.manual_seed(1)
+            loader = DataLoader(kept, shuffle=True, ranks=ranks)
+            own = {index for index in range(count) if loader.owner_of(index) == rank}
             epochs = []
             for _ in range(job["epochs"]):
                 before = kept.stats().hits, data.read_bytes
@@ -160,10 +139,10 @@ def run(job: dict[str, Any], rank_count: int) -> list[list[Any]]:
 
 def measure(args: argparse.Namespace) -> Iterator[Record]:
     cases = [
-        {"step": step, "share": share, "keeps": keeps, "share_of_data": part / args.ranks}
+        {"step": step, "share": share, "share_of_data": part / args.ranks}
         for step in args.step
         for part in (1, 0.5)
-        for share, keeps in ((None, "any"), ("by_cache", "any"), ("by_cache", "own"))
+        for share in (None, "by_cache")
     ]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "samples"
@@ -190,7 +169,7 @@ def measure(args: argparse.Namespace) -> Iterator[Record]:
 
 
 def table(everything: list[Record]) -> str:
-    rows = [["step", "budget", "share", "keeps", "owned", "hits", "read again"]]
+    rows = [["step", "budget", "share", "owned", "hits", "read again"]]
     for start in range(0, len(everything), 3):
         hits, owned, read = everything[start : start + 3]
         of = hits["parameters"]
@@ -199,7 +178,6 @@ def table(everything: list[Record]) -> str:
                 number(of["step"]),
                 f"1/{round(1 / of['share_of_data'])}",
                 of["share"] or "",
-                of["keeps"],
                 *(f"{one['median']:.3f}" for one in (owned, hits, read)),
             ]
         )

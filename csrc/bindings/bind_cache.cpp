@@ -168,6 +168,9 @@ void bind_cache(py::module_& module) {
             return put(self, {index, tag}, sample);
           },
           py::arg("index"), py::arg("tag"), py::arg("sample"))
+      .def("keep_only", &SampleStore::keep_only, py::arg("first"), py::arg("end"))
+      .def("keeps", &SampleStore::keeps, py::arg("index"))
+      .def("note_missed", &SampleStore::note_missed, py::arg("index"))
       .def("bar", &SampleStore::bar, py::arg("index"))
       .def("is_barred", &SampleStore::is_barred, py::arg("index"))
       .def("bar_all", &SampleStore::bar_all)

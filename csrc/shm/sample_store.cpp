@@ -17,8 +17,11 @@
 namespace penstock::shm {
 namespace {
 
-constexpr uint64_t kStoreMagic = 0x3130'5353'4e50;  // not on any wire
+constexpr uint64_t kStoreMagic = 0x3230'5353'4e50;  // not on any wire
 constexpr uint32_t kWriterCount = 1024;             // threads that write at a time; others do not store their sample
+// After so many missed samples, at least this share must be among the samples that are kept.
+constexpr uint64_t kMissedMin = 256;
+constexpr double kKeptShareMin = 0.4;
 constexpr int kStoreSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 // The state of an entry: its kind, the writer that has claimed it, and a number that every change increments.
@@ -64,6 +67,12 @@ struct alignas(64) SampleStore::Control {
   uint64_t slab_place;
   std::atomic<uint64_t> is_exhausted;
   std::atomic<uint64_t> are_all_barred;
+  // The samples that are kept; 0 and 0: all. Of the samples missed since they were set, how many, and how many of
+  // these.
+  std::atomic<uint64_t> kept_first;
+  std::atomic<uint64_t> kept_end;
+  std::atomic<uint64_t> missed;
+  std::atomic<uint64_t> missed_kept;
   Counter admitted_bytes;
   Counter smallest_bytes;  // the size of the smallest sample so far, inverted, so that 0 stands for none
   std::array<Counter, kStoreCountKinds> counts;
@@ -178,6 +187,7 @@ SampleStore::Contents SampleStore::contents() const {
 bool SampleStore::has_room(uint64_t index) const {
   if (is_exhausted() || are_all_barred()) return false;
   if (entry(index).capacity.load(std::memory_order_relaxed) > 0) return true;
+  if (!keeps(index)) return false;
   const uint64_t smallest = ~control().smallest_bytes.value.load(std::memory_order_relaxed);
   const cache::FillOnce policy(control().admitted_bytes.value, control().budget_bytes);
   return policy.left_bytes() >= (smallest == ~uint64_t{0} ? 1 : smallest);
@@ -197,7 +207,7 @@ std::optional<SampleStore::Claim> SampleStore::claim(uint64_t index, uint64_t by
       ::pthread_mutex_unlock(&writer(other).mutex);
       continue;
     }
-    if (kind_of(state) != kEmpty || is_exhausted() || are_all_barred()) return std::nullopt;
+    if (kind_of(state) != kEmpty || is_exhausted() || are_all_barred() || !keeps(index)) return std::nullopt;
     const auto number = lock_writer();
     if (!number) return std::nullopt;
     // Before the claim, so that the next one to lock the mutex of a dead writer finds its entry.
@@ -278,6 +288,27 @@ std::optional<uint32_t> SampleStore::lock_writer() {
   for (uint32_t step = 0; step < kWriterCount; ++step)
     if (const uint32_t number = (first + step) % kWriterCount; try_lock(number)) return number;
   return std::nullopt;
+}
+
+void SampleStore::keep_only(uint64_t first, uint64_t end) {
+  PENSTOCK_ASSERT(first < end && end <= sample_count());
+  control().kept_end.store(end);
+  control().kept_first.store(first);
+  control().missed_kept.store(0);
+  control().missed.store(0);
+}
+
+bool SampleStore::keeps(uint64_t index) const {
+  const uint64_t end = control().kept_end.load(std::memory_order_relaxed);
+  return end == 0 || (index < end && index >= control().kept_first.load(std::memory_order_relaxed));
+}
+
+void SampleStore::note_missed(uint64_t index) {
+  if (control().kept_end.load(std::memory_order_relaxed) == 0) return;
+  const bool is_kept = keeps(index);
+  const uint64_t kept = control().missed_kept.fetch_add(is_kept, std::memory_order_relaxed) + is_kept;
+  const uint64_t missed = control().missed.fetch_add(1, std::memory_order_relaxed) + 1;
+  if (missed == kMissedMin && kept < missed * kKeptShareMin) control().kept_end.store(0);
 }
 
 void SampleStore::bar(uint64_t index) {

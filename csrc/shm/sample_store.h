@@ -136,6 +136,13 @@ class SampleStore {
   std::optional<Claim> claim(uint64_t index, uint64_t bytes);
   bool is_exhausted() const;
 
+  // Stores only samples from `first` to `end` - 1 from now on, in all processes, unless few of the next samples that
+  // are missed are among them: then the caller was wrong about the samples that are read.
+  void keep_only(uint64_t first, uint64_t end);
+  bool keeps(uint64_t index) const;
+  // Counts a sample that was not found.
+  void note_missed(uint64_t index);
+
   // Marks a sample as one that is never stored.
   void bar(uint64_t index);
   bool is_barred(uint64_t index) const;

@@ -14,7 +14,7 @@ import torch
 from gloo_ranks import GlooRanks
 from pool_datasets import CODE, Augmented
 from pool_processes import pool_of
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from penstock import ChunkSampler, DataLoader, MixtureSampler, Pool, Ranks, cached
 
@@ -46,6 +46,13 @@ def loaders(world_size: int, share: Any = "by_cache", **options: Any) -> list[An
         )
         for rank in range(world_size)
     ]
+
+
+def loader_of(
+    rank: int, world_size: int, dataset: Any, share: Any = "by_cache", **options: Any
+) -> Any:
+    ranks = Ranks(rank, world_size, global_batch_size=STEP, remainder="uneven", share=share)
+    return DataLoader(dataset, shuffle=True, ranks=ranks, **options)
 
 
 def steps(ranks: list[Any], count: int | None = None) -> list[list[Any]]:
@@ -118,34 +125,17 @@ class Numbered(torch.utils.data.Dataset[torch.Tensor]):
         return torch.tensor([index])
 
 
-class OwnCached(torch.utils.data.Dataset[torch.Tensor]):
-    """Reads the samples of ``own`` through a cache."""
-
-    def __init__(self, kept: Any, own: set[int]) -> None:
-        self.kept, self.own = kept, own
-
-    def __len__(self) -> int:
-        return COUNT
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        found: torch.Tensor = (self.kept if index in self.own else self.kept.cached_dataset)[index]
-        return found
-
-
-@pytest.mark.parametrize("keeps_own", [False, True])
 @pytest.mark.parametrize("held_count", [13, 26, 51])
 @pytest.mark.parametrize("share", ["by_cache", None])
-def test_caches_hit_what_the_owners_predict(share: Any, held_count: int, keeps_own: bool) -> None:
+def test_caches_hit_what_the_owners_predict(share: Any, held_count: int) -> None:
     probe = cached(Numbered(), memory="1MB")
     probe[0]
     sample_bytes = -(-probe.stats().bytes // 64) * 64
     caches = [cached(Numbered(), memory=held_count * sample_bytes) for _ in range(4)]
     owner_of = loaders(4, dataset=Numbered())[0].owner_of
     own = [{index for index in range(COUNT) if owner_of(index) == rank} for rank in range(4)]
-    ranks, plain = [], loaders(4, None, dataset=Numbered())
-    for rank, kept in enumerate(caches):
-        data = OwnCached(kept, own[rank]) if keeps_own else kept
-        ranks.append(loaders(4, share, dataset=data)[rank])
+    plain = loaders(4, None, dataset=Numbered())
+    ranks = [loader_of(rank, 4, kept, share) for rank, kept in enumerate(caches)]
     held: list[set[int]] = [set() for _ in range(4)]
     hits = [0] * 4
     for epoch in range(4):
@@ -154,7 +144,7 @@ def test_caches_hit_what_the_owners_predict(share: Any, held_count: int, keeps_o
             for rank, batch in enumerate(step):
                 for (index,) in batch:
                     hits[rank] += index in held[rank]
-                    if len(held[rank]) < held_count and (index in own[rank] or not keeps_own):
+                    if len(held[rank]) < held_count and (index in own[rank] or share is None):
                         held[rank].add(index)
         assert together(found) == together(steps(plain))
         for rank, kept in enumerate(caches):
@@ -230,6 +220,89 @@ def test_ranks_of_a_job_take_the_same_steps(tmp_path: Path, world_size: int) -> 
 class Numbers(IterableDataset[int]):
     def __iter__(self) -> Any:
         return iter(range(9))
+
+
+class Plain(Dataset[Any]):
+    """Samples of equal size that draw nothing."""
+
+    fingerprint = "plain"
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((16,), index)
+
+
+class Wrapped(Dataset[Any]):
+    """Samples of a cache, at indices of its own."""
+
+    def __init__(self, kept: Any, offset: int) -> None:
+        self.kept, self.offset = kept, offset
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.kept[(index + self.offset) % COUNT]
+
+
+def is_stored(cache: Any, index: int) -> bool:
+    before = cache.stats().hits
+    cache[index]
+    return bool(cache.stats().hits > before)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_caches_store_what_the_rank_owns(workers: int) -> None:
+    caches = [cached(Plain(), memory="1MB") for _ in range(4)]
+    ranks = [
+        loader_of(rank, 4, Wrapped(cache, 0), num_workers=workers)
+        for rank, cache in enumerate(caches)
+    ]
+    for _ in range(4):
+        steps(ranks)
+    before = sum(cache.stats().hits for cache in caches)
+    found = steps(ranks)
+    hits = sum(cache.stats().hits for cache in caches) - before
+    owned = sum(
+        ranks[0].owner_of(int(row[0])) == rank
+        for step in found
+        for rank, batch in enumerate(step)
+        for row in batch
+    )
+    assert 0.95 * owned <= hits <= owned
+    for rank, cache in enumerate(caches):
+        stored = [index for index in range(COUNT) if is_stored(cache, index)]
+        assert {ranks[0].owner_of(index) for index in stored} == {rank}
+
+
+def test_cache_that_counts_other_samples_stores_any() -> None:
+    cache = cached(Plain(), memory="1MB")
+    loader = loader_of(0, 4, Wrapped(cache, COUNT // 2))
+    for _ in range(12):
+        list(loader)
+    stored = [index for index in range(COUNT) if is_stored(cache, index)]
+    assert any(loader.owner_of(index) != 0 for index in stored)
+
+
+def test_reshard_changes_what_a_cache_stores() -> None:
+    cache = cached(Plain(), memory="1MB")
+    loader = loader_of(0, 2, cache)
+    next(iter(loader))
+    loader.reshard(1, 2)
+    for _ in range(4):
+        list(loader)
+    stored = [index for index in range(COUNT) if is_stored(cache, index)]
+    assert sum(loader.owner_of(index) == 1 for index in stored) >= 40
+    assert sum(loader.owner_of(index) == 0 for index in stored) <= STEP
+
+
+def test_bounds_of_what_a_cache_stores_are_checked() -> None:
+    cache = cached(Plain(), memory="1MB")
+    for wrong in (range(0), range(5, 5), range(COUNT + 1), range(0, 10, 2), range(-1, 5)):
+        with pytest.raises(ValueError, match="indices must be a range of step 1 within the"):
+            cache.keep_only(wrong)
 
 
 def test_loaders_that_cannot_share_by_cache_are_rejected() -> None:

@@ -32,7 +32,7 @@ from penstock._version import __version__
 from penstock.caching.disk_store import DiskStore
 from penstock.caching.draws import DrawWatch, are_others_drawing
 from penstock.caching.memory_store import MISSING, Count, MemoryStore
-from penstock.loader.cache_stats import CacheStats, CountsReads
+from penstock.loader.cache_stats import CacheStats, HasSampleCache
 from penstock.loader.data_version import dataset_fingerprint
 from penstock.program_line import warn
 from penstock.stream.batch_seeds import GeneratorsKept, accepts_generator
@@ -149,7 +149,7 @@ def _with_stores(dataset: Any, *parts: Any) -> CachedDataset[Any]:
     return made
 
 
-class CachedDataset(Dataset[_T], CountsReads):
+class CachedDataset(Dataset[_T], HasSampleCache):
     """Dataset with a cache, made by :func:`cached`.
 
     Other attributes are read from the dataset that it caches. Picklable: sent to a
@@ -217,6 +217,26 @@ class CachedDataset(Dataset[_T], CountsReads):
             damaged=count(Count.DAMAGED),
             uncertain=count(Count.UNCERTAIN),
         )
+
+    def keep_only(self, indices: range) -> None:
+        """Store only these samples from now on, in all processes that share the memory.
+
+        ``Ranks(share="by_cache")`` calls it with the samples that the rank owns. If less than 40 %
+        of the next 256 samples that are made are among them, any sample is stored again.
+
+        Args:
+            indices (range): Consecutive indices, from 0 to ``len(self)``; not empty.
+
+        Raises:
+            ValueError: If they are not.
+        """
+        first, end = indices.start, indices.stop
+        if indices.step != 1 or not 0 <= first < end <= self._sample_count:
+            raise ValueError(
+                f"indices must be a range of step 1 within the {self._sample_count} samples of the "
+                f"dataset, got {indices!r}"
+            )
+        self._store.native.keep_only(first, end)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "cached_dataset" not in self.__dict__:
@@ -297,7 +317,10 @@ class CachedDataset(Dataset[_T], CountsReads):
         """Make samples, and store them unless they are random."""
         store = self._store
         store.count(Count.MISS, len(places))
-        has_room = self._may_write_disk or any(map(store.native.has_room, places))
+        for place in places:
+            store.native.note_missed(place)
+        may_write = self._may_write_disk and any(map(store.native.keeps, places))
+        has_room = may_write or any(map(store.native.has_room, places))
         if not has_room or all(map(store.is_barred, places)):
             return list(make())
         watch = DrawWatch(self.cached_dataset)
@@ -328,7 +351,7 @@ class CachedDataset(Dataset[_T], CountsReads):
                 return
         for place, tag, sample in zip(places, tags, encoded, strict=True):
             self._store.native.put(place, tag, sample)
-            if self._may_write_disk:
+            if self._may_write_disk and self._store.native.keeps(place):
                 self._put_on_disk(place, tag, sample)
         if self._store.native.is_exhausted:
             self._warn_once(Count.MEMORY_WARN, _NO_MEMORY)

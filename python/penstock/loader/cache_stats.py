@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts of the sample caches in a loader's dataset."""
+"""The sample caches in a loader's dataset: their counts, and the samples that they store."""
 
 from __future__ import annotations
 
@@ -58,17 +58,35 @@ class CacheStats:
         return f"{text}; {self.damaged:,} had been damaged" if self.damaged else text
 
 
-class CountsReads:
-    """A dataset with a cache."""
+class HasSampleCache:
+    """A dataset with a cache, as long as its samples."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
 
     @abstractmethod
     def stats(self) -> CacheStats: ...
 
+    @abstractmethod
+    def keep_only(self, indices: range) -> None: ...
+
 
 def cache_stats_of(dataset: Any) -> CacheStats | None:
     """Return the counts of the caches in a dataset, added up; None if it has none."""
-    found = [cache.stats() for cache in reachable(dataset, CountsReads)]
+    found = [cache.stats() for cache in reachable(dataset, HasSampleCache)]
     if not found:
         return None
     names = [field.name for field in dataclasses.fields(CacheStats)]
     return CacheStats(**{name: sum(getattr(one, name) for one in found) for name in names})
+
+
+def keep_owned(dataset: Any, rank: int, rank_count: int) -> None:
+    """Have the caches in a dataset store only the samples that the rank owns (``owner_of()``).
+
+    A cache below a part of the dataset, which counts other samples, stores any.
+    """
+    count = len(dataset)
+    owned = range(-(-rank * count // rank_count), -(-(rank + 1) * count // rank_count))
+    for cache in reachable(dataset, HasSampleCache):
+        if len(cache) == count and len(owned) > 0:
+            cache.keep_only(owned)

@@ -19,7 +19,7 @@ from penstock import _C
 from penstock.compat.iterators import BaseIterator
 from penstock.errors import ClosedError, FallbackError, UnsupportedError
 from penstock.loader.automatic_iterator import AutomaticPoolIter
-from penstock.loader.cache_stats import cache_stats_of
+from penstock.loader.cache_stats import cache_stats_of, keep_owned
 from penstock.loader.commit_ledger import CommitLedger
 from penstock.loader.device import has_device, is_auto, staged_device
 from penstock.loader.flat_arguments import (
@@ -442,6 +442,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                     "sharding_words": asked.sharding_words,
                 }
             )
+            if sharding.owned_count is not None:
+                keep_owned(dataset, sharding.job.rank, sharding.job.world_size)
             batch_size = sharding.batch_size
             generator = order_generator() if generator is None else generator
             self.ranks = unchecked(

@@ -24,6 +24,7 @@ from torch.utils.data import (
 )
 
 from penstock.errors import UnsupportedError
+from penstock.loader.cache_stats import keep_owned
 from penstock.loader.grouped_arguments import Ranks, unchecked
 from penstock.loader.loader_run import LoaderRun, run_of
 from penstock.loader.loader_state import begin_from, check_has_state, check_state
@@ -82,6 +83,8 @@ def reshard(
         before.install(loader)
     folder = agree_on_resize(before.job, after.job, facts, run.resize_past)
     after.install(loader)
+    if after.ranks.share == "by_cache":
+        keep_owned(loader.dataset, job.rank, job.world_size)
     options = LoaderOptions.of(loader)
     if folder is not None:
         run.resize_folder = run.resize_past.folder = folder

@@ -70,6 +70,36 @@ TEST(SampleStore, ASmallerSampleStillFits) {
   EXPECT_TRUE(has(*store, 2));
 }
 
+TEST(SampleStore, OnlyTheChosenSamplesAreStored) {
+  const auto store = store_of(8, 8 * kBytes);
+  EXPECT_TRUE(put(*store, 0)) << "before any were chosen";
+  store->keep_only(2, 4);
+  for (uint64_t index = 1; index < 8; ++index) {
+    EXPECT_EQ(store->has_room(index), index == 2 || index == 3);
+    EXPECT_EQ(put(*store, index), index == 2 || index == 3);
+  }
+  EXPECT_TRUE(has(*store, 0)) << "what is stored stays";
+  store->keep_only(4, 8);
+  EXPECT_TRUE(put(*store, 7));
+}
+
+TEST(SampleStore, ChoiceThatFewSamplesMeetIsTakenBack) {
+  const auto missed = [](SampleStore& store, uint64_t kept, uint64_t others) {
+    for (uint64_t count = 0; count < kept; ++count) store.note_missed(0);
+    for (uint64_t count = 0; count < others; ++count) store.note_missed(3);
+  };
+  for (const bool is_right : {true, false}) {
+    const auto store = store_of(4, 4 * kBytes);
+    store->keep_only(0, 2);
+    missed(*store, is_right ? 110 : 90, is_right ? 145 : 165);
+    EXPECT_FALSE(store->has_room(3)) << "too few to tell";
+    missed(*store, 0, 1);
+    EXPECT_EQ(store->has_room(3), !is_right);
+    missed(*store, 0, 1000);
+    EXPECT_EQ(store->has_room(3), !is_right) << "once all chosen samples are stored, others are missed";
+  }
+}
+
 TEST(SampleStore, AClaimIsOfOneThread) {
   const auto store = store_of(2, 2 * kBytes);
   {
