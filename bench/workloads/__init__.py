@@ -8,7 +8,10 @@ import importlib
 from workloads.workload import Workload
 
 # Workloads whose rate is measured.
-WORKLOADS = ("large", "tiny", "photographs", "tabular", "audio", "nested", "text", "object_store")
+WORKLOADS = (
+    *("large", "tiny", "photographs", "tabular", "audio", "nested", "text"),
+    *("object_store", "object_store_auto"),
+)
 # Workloads with a large dataset: the time until workers have it, and the memory that they use.
 HELD_WORKLOADS = ("object_list", "shared_list", "array", "tensor")
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from statistics import median
 
 _TRIED = 3  # batches for a decision
+_TRIED_S = 1.0  # or the time of fewer that suffices
 _WAITING_MIN = 0.3  # of the time of the samples; below it, threads compete for the interpreter
 _WAITING_MIN_S = 0.001  # in a batch; below it, waking threads takes as long
 _GAIN_MIN = 1.1  # of the rate, for more threads than before
@@ -59,7 +60,7 @@ class ThreadChoice:
         self._spent_s += spent_s
         self._waited_s += waited_s
         self._unmeasured = _MEASURED_EVERY - 1 if self._has_chosen else 0
-        if len(self._samples_s) == _TRIED:
+        if len(self._samples_s) == _TRIED or self._spent_s >= _TRIED_S:
             self._decide(median(self._samples_s))
             self._samples_s, self._spent_s, self._waited_s = [], 0.0, 0.0
 
