@@ -29,6 +29,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # The default of a shell that runs the tests in the background; programs would inherit it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    main = sys.modules["__main__"]
+    gateway = sys.modules.get("execnet.gateway_base")
+    if gateway is not None and not hasattr(main, "__file__"):
+        # A process of pytest-xdist looks like an interactive Python, which sends all code of its
+        # working folder, here the whole repository, with each job of a pool.
+        main.__file__ = gateway.__file__
     if sys.version_info >= (3, 14):
         # Its fork server cannot pickle lambdas and local classes, which the tests pass to workers.
         # Separate tests cover the other start methods, and name them.
