@@ -8,6 +8,7 @@ earlier run on torch's class; for torch's half that shows that the run repeats.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,12 @@ def assert_used(loader_name: str) -> Callable[[Any], None]:
             assert loader.stats().iterator == "penstock"
 
     return check
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _warm_programs() -> None:
+    if warm_programs := sys.modules.get("warm_programs"):  # a test module uses them
+        warm_programs.start_nurseries()
 
 
 @pytest.fixture(autouse=True)

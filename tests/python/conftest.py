@@ -53,6 +53,8 @@ def _private_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # lock.
     tqdm.tqdm.get_lock()
     process_traces.start_cuda()
+    if warm_programs := sys.modules.get("warm_programs"):  # a test module uses them
+        warm_programs.start_nurseries()
     # Otherwise the garbage collection of each test scans all of torch, which took 0.1 s a test.
     gc.collect()
     gc.freeze()

@@ -8,12 +8,12 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pool_processes import SECONDS_MAX
+from warm_programs import WarmProgram
 
 
 class GlooRanks:
@@ -32,9 +32,9 @@ class GlooRanks:
             port = free.getsockname()[1]
         self.folder = folder
         self.ranks = [
-            subprocess.Popen(
-                [sys.executable, program, folder, json.dumps(given)],
-                env={
+            WarmProgram(
+                [program, folder, json.dumps(given)],
+                {
                     **environment,
                     "RANK": str(rank),
                     "WORLD_SIZE": str(world_size),
@@ -43,8 +43,6 @@ class GlooRanks:
                     "OMP_NUM_THREADS": "1",
                     "PYTHONFAULTHANDLER": "1",
                 },
-                stderr=subprocess.PIPE,
-                text=True,
             )
             for rank in range(world_size)
         ]
