@@ -136,7 +136,8 @@ def test_wait_for_overtaken_batch_counts_as_order(
     with gate.opened_once_waiting(loader, given=2, ready=1):
         assert Trained(loader).times.order_s > 0
     free = DataLoader(Timed(32, gate, late=8), batch_size=4, num_workers=2, in_order=False)
-    with gate.opened_once_waiting(free, given=7):
+    # All but the late batch and the next one, for which the same worker has the request.
+    with gate.opened_once_waiting(free, given=6):
         assert Trained(free).times.order_s == 0
 
 

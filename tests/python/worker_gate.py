@@ -10,9 +10,9 @@ from __future__ import annotations
 import itertools
 import os
 import select
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,22 +37,20 @@ class WorkerGate:
 
     @contextmanager
     def opened_once_waiting(self, loader: Any, *, given: int, ready: int = 0) -> Iterator[None]:
-        """Open once a worker is at the gate, `given` batches were delivered, `ready` others have
-        arrived, and the trainer has then checked twice for Ctrl-C, which it does during long waits.
-        So it has waited for this worker's batch during the whole time between the two checks, and
-        still does."""
-        opener = threading.Thread(target=self._open, args=(loader, given, ready))
-        opener.start()
-        try:
+        """Open once a worker is at the gate, at least `given` batches were delivered, `ready`
+        others have arrived, and the trainer has then checked twice for Ctrl-C, which it does during
+        long waits. So it has waited for this worker's batch during the whole time between the two
+        checks, and still does. If that does not happen, open and fail."""
+        with ThreadPoolExecutor(1) as opener:
+            opened = opener.submit(self._open, loader, given, ready)
             yield
-        finally:
-            opener.join()
+        opened.result()
 
     def _open(self, loader: Any, given: int, ready: int) -> None:
         (is_here, _), (_, open_it) = self._pipes
         try:
-            select.select([is_here], [], [], SECONDS_MAX)
-            wait_until(lambda: loader.stats().batches == given and loader.stats().ready >= ready)
+            assert select.select([is_here], [], [], SECONDS_MAX)[0], "no worker is at the gate"
+            wait_until(lambda: loader.stats().batches >= given and loader.stats().ready >= ready)
             waits = loader.stats().waits
             wait_until(lambda: loader.stats().waits >= waits + 2)
         finally:
