@@ -14,11 +14,14 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import process_traces
 import pytest
 import tqdm
+
+if TYPE_CHECKING:
+    from pool_processes import PoolProcesses
 
 # How long ending processes may take on a busy machine. A process that still exists afterwards does
 # not end by itself.
@@ -88,6 +91,30 @@ def nothing_is_left(
         lines[LINES_MAX:] = [f"  and {len(lines) - LINES_MAX} more"]
     if lines:
         pytest.fail("the test left behind\n" + "\n".join(lines), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def _steady_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PoolProcesses]:
+    from pool_processes import pool_of
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        opened = pool_of(tmp_path_factory.mktemp("steady"), monkeypatch)
+        pool = next(opened)
+        monkeypatch.undo()  # other tests have other keys
+        pool.start_worker(processes=2)
+        yield pool
+        for _ in opened:
+            pass
+
+
+@pytest.fixture
+def steady_pool(_steady_pool: PoolProcesses, monkeypatch: pytest.MonkeyPatch) -> PoolProcesses:
+    """A controller and two workers, for tests that only use them: each job has a separate process.
+    Starting them takes longer than most of these tests."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", _steady_pool.environment["XDG_RUNTIME_DIR"])
+    for name in ("PENSTOCK_POOL", "PENSTOCK_KEYS"):
+        monkeypatch.delenv(name, raising=False)
+    return _steady_pool
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ import torch
 from filter_job import LENGTH, STEP_SIZE, Numbers, is_kept, make_loader, refuse
 from gloo_ranks import GlooRanks
 from pool_datasets import CODE
-from pool_processes import pool_of
+from pool_processes import PoolProcesses
 from stream_oracle import error_of
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
@@ -75,11 +75,6 @@ def shuffled() -> tuple[list[int], list[int]]:
     return order, [KEPT.index(index) for index in order if index in KEPT]
 
 
-@pytest.fixture
-def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    yield from pool_of(tmp_path, monkeypatch)
-
-
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_batches_are_full_batches_of_the_accepted_samples(workers: int) -> None:
     kept = filtered(Numbers(), is_kept, num_workers=workers)
@@ -112,9 +107,8 @@ def test_streams_are_those_of_a_torch_subset(dataset: Any) -> None:
 
 
 @pytest.mark.slow
-def test_pool_evaluates_the_predicate(pool: Any) -> None:
-    pool.start_worker(processes=2)
-    given = Pool(pool.endpoint, code_paths=[CODE])
+def test_pool_evaluates_the_predicate(steady_pool: PoolProcesses) -> None:
+    given = Pool(steady_pool.endpoint, code_paths=[CODE])
     kept = filtered(Numbers(), lambda sample: sample[0] % 7 in (0, 3, 4), pool=given)
     assert list(kept.indices) == KEPT
     local, pooled = make_loader(kept), make_loader(kept, pool=given)

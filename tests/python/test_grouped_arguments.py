@@ -8,14 +8,14 @@ import dataclasses
 import inspect
 import pickle
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from pool_datasets import CODE, Augmented, digests
-from pool_processes import PoolProcesses, pool_of
+from pool_processes import PoolProcesses
 from shared_streams import Uneven
 from stream_oracle import error_of
 from torch.utils.data import BatchSampler, Dataset, SequentialSampler, TensorDataset
@@ -528,26 +528,24 @@ def test_state_of_torchs_loader_has_neither_group() -> None:
     assert [len(batch[0]) for batch in loader] == [4, 4, 4, 4, 1]
 
 
-@pytest.fixture
-def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProcesses]:
-    yield from pool_of(tmp_path, monkeypatch)
-
-
 @pytest.mark.slow
-def test_a_pool_serves_both_forms_alike(pool: PoolProcesses) -> None:
-    pool.start_worker()
+def test_a_pool_serves_both_forms_alike(steady_pool: PoolProcesses) -> None:
     options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "timeout": 60}
-    grouped = Pool(pool.endpoint, code_paths=[CODE], trust_workers=True)
+    grouped = Pool(steady_pool.endpoint, code_paths=[CODE], trust_workers=True)
     torch.manual_seed(7)
     found = digests(silently(lambda: DataLoader(Augmented(24), pool=grouped, **options)))
     torch.manual_seed(7)
     flat, [warning] = warned(
         lambda: DataLoader(
-            Augmented(24), pool=pool.endpoint, code_paths=[CODE], trust_workers=True, **options
+            Augmented(24),
+            pool=steady_pool.endpoint,
+            code_paths=[CODE],
+            trust_workers=True,
+            **options,
         )
     )
     assert str(warning.message).endswith(
-        f'write pool=Pool("{pool.endpoint}", code_paths=["{CODE}"], trust_workers=True)'
+        f'write pool=Pool("{steady_pool.endpoint}", code_paths=["{CODE}"], trust_workers=True)'
     )
     assert digests(flat) == found and len(found) == 6
     assert flat.stats().iterator == "pool"

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from gloo_ranks import GlooRanks
 from leaf_job import BATCH_SIZE, PIXELS, leaves_of, loader_of, placeholder
-from pool_processes import PoolProcesses, pool_of
+from pool_processes import PoolProcesses
 
 from penstock import DataLoader, Ranks
 from penstock.loader.delivery import Delivery, PinDevice
@@ -37,19 +37,14 @@ PADDING_MAX = 64 * len(TENSOR_BYTES) + 1024  # of one batch, with its record
 
 
 @pytest.fixture
-def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProcesses]:
-    yield from pool_of(tmp_path, monkeypatch)
-
-
-@pytest.fixture
-def start(tmp_path: Path, pool: PoolProcesses) -> Iterator[Start]:
+def start(tmp_path: Path, steady_pool: PoolProcesses) -> Iterator[Start]:
     jobs: list[GlooRanks] = []
 
     def start_job(leaves: dict[str, list[int]], rank_count: int = 4, **given: Any) -> GlooRanks:
         folder = tmp_path / f"job-{len(jobs)}"
         folder.mkdir()
         all_given = given | {"leaves": leaves}
-        jobs.append(GlooRanks(PROGRAM, folder, rank_count, all_given, pool.environment))
+        jobs.append(GlooRanks(PROGRAM, folder, rank_count, all_given, steady_pool.environment))
         return jobs[-1]
 
     yield start_job
@@ -119,9 +114,10 @@ def check(
 
 
 @pytest.mark.slow
-def test_ranks_of_one_machine_receive_their_leaves(pool: PoolProcesses, start: Start) -> None:
-    pool.start_worker(processes=2)
-    job = start(LEAVES, pool=pool.endpoint, state_after=5)
+def test_ranks_of_one_machine_receive_their_leaves(
+    steady_pool: PoolProcesses, start: Start
+) -> None:
+    job = start(LEAVES, pool=steady_pool.endpoint, state_after=5)
     check(job, LEAVES, {0: {0, 1, 2, 3}})
     loader = loader_of({}, Ranks(0, 1))
     iterator = iter(loader)
@@ -133,10 +129,11 @@ def test_ranks_of_one_machine_receive_their_leaves(pool: PoolProcesses, start: S
 
 
 @pytest.mark.slow
-def test_machines_receive_the_leaves_of_their_ranks(pool: PoolProcesses, start: Start) -> None:
-    pool.start_worker(processes=2)
+def test_machines_receive_the_leaves_of_their_ranks(
+    steady_pool: PoolProcesses, start: Start
+) -> None:
     machines = [[0, 1], [2, 3]]
-    job = start(LEAVES, pool=pool.endpoint, machines=machines)
+    job = start(LEAVES, pool=steady_pool.endpoint, machines=machines)
     check(job, LEAVES, {0: {0, 1, 2, 3}, 2: {2, 3}})
 
 
@@ -148,22 +145,22 @@ def test_reader_of_the_leaf_named_first_has_the_workers(start: Start) -> None:
 
 
 @pytest.mark.long
-def test_leaves_by_rank_resume_from_a_state_without_them(pool: PoolProcesses, start: Start) -> None:
-    pool.start_worker(processes=1)
+def test_leaves_by_rank_resume_from_a_state_without_them(
+    steady_pool: PoolProcesses, start: Start
+) -> None:
     loader = loader_of({}, Ranks(0, 1))
     iterator = iter(loader)
     for _ in range(5):
         next(iterator)
     leaves = {"pixels": [0], "labels": [1]}
-    job = start(leaves, rank_count=2, pool=pool.endpoint, state=loader.state_dict())
+    job = start(leaves, rank_count=2, pool=steady_pool.endpoint, state=loader.state_dict())
     check(job, leaves, {0: {0, 1}}, skipped=5)
 
 
 @pytest.mark.long
-def test_leaves_by_rank_out_of_order(pool: PoolProcesses, start: Start) -> None:
-    pool.start_worker(processes=2)
+def test_leaves_by_rank_out_of_order(steady_pool: PoolProcesses, start: Start) -> None:
     leaves = {"pixels": [0], "labels": [1]}
-    job = start(leaves, rank_count=2, pool=pool.endpoint, in_order=False)
+    job = start(leaves, rank_count=2, pool=steady_pool.endpoint, in_order=False)
     for rank in (0, 1):
         code, text = job.finish(rank)
         assert code == 0, text

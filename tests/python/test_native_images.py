@@ -25,7 +25,7 @@ import torchvision
 from PIL import Image, ImageFilter, ImageOps, JpegImagePlugin
 from PIL.Image import Resampling, Transpose
 from pool_datasets import CODE
-from pool_processes import PoolProcesses, pool_of
+from pool_processes import PoolProcesses
 from torchvision import datasets, transforms
 from torchvision.transforms import functional, v2
 
@@ -34,8 +34,6 @@ from penstock.images import lazy_images, native_images
 from penstock.images.chains import Chain
 from penstock.images.lazy_images import LazyImage
 from penstock.images.native_images import Comparisons, NativeImages
-
-pool = pytest.fixture(pool_of)
 
 ENCODINGS: tuple[dict[str, Any], ...] = (
     {"quality": 90, "subsampling": 0},
@@ -607,11 +605,11 @@ def test_library_of_the_other_interface_is_called_by_its_own_layout() -> None:
         assert made == expected.contiguous().numpy().tobytes()
 
 
-def test_job_of_a_pool_makes_images_natively(folder: Path, pool: PoolProcesses) -> None:
-    pool.start_worker()
+def test_job_of_a_pool_makes_images_natively(folder: Path, steady_pool: PoolProcesses) -> None:
+    pool = Pool(steady_pool.endpoint, code_paths=[CODE])
     dataset = datasets.ImageFolder(str(folder), transforms.Compose(PIPELINES["training"]))
     streams = []
-    for options in ({"num_workers": 2}, {"pool": Pool(pool.endpoint, code_paths=[CODE])}):
+    for options in ({"num_workers": 2}, {"pool": pool}):
         torch.manual_seed(5)
         loader = DataLoader(dataset, batch_size=8, shuffle=True, seeding="batch", **options)
         streams.append(list(loader))

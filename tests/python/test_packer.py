@@ -16,7 +16,7 @@ import pytest
 import torch
 from gloo_ranks import GlooRanks
 from packing_job import LENGTH, packer_of
-from pool_processes import pool_of
+from pool_processes import PoolProcesses
 from torch.utils.data import Dataset
 
 from penstock import DataLoader, Packer, Pool
@@ -252,7 +252,7 @@ def test_loader_resumes_with_the_packer_in_any_epoch(num_workers: int) -> None:
         assert same(rest, whole[step + 1 :]), step
 
 
-def test_pool_gives_the_rows_of_no_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pool_gives_the_rows_of_no_workers(steady_pool: PoolProcesses) -> None:
     records = Documents()
     dataset: Any = [records[index] for index in range(len(records))]
 
@@ -263,9 +263,8 @@ def test_pool_gives_the_rows_of_no_workers(tmp_path: Path, monkeypatch: pytest.M
             return list(Packer(loader, 64, open_bins=4))
 
     expected = rows()
-    for pool in pool_of(tmp_path, monkeypatch):
-        pool.start_worker(processes=2)
-        assert same(rows(pool=Pool(pool.endpoint, code_paths=None), timeout=60), expected)
+    pool = Pool(steady_pool.endpoint, code_paths=None)
+    assert same(rows(pool=pool, timeout=60), expected)
 
 
 @pytest.mark.parametrize("remainder", ["pad", "drop"])

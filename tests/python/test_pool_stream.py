@@ -33,15 +33,6 @@ from penstock.errors import PoolWarning, WorkerError
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def steady_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PoolProcesses]:
-    """A controller and two workers without any faults."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        for opened in pool_of(tmp_path_factory.mktemp("steady"), monkeypatch):
-            opened.start_worker(processes=2)
-            yield opened
-
-
 @pytest.fixture
 def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProcesses]:
     yield from pool_of(tmp_path, monkeypatch)

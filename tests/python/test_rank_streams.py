@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from gloo_ranks import GlooRanks
-from pool_processes import SECONDS_MAX, pool_of
+from pool_processes import SECONDS_MAX, PoolProcesses
 from shared_streams import Resumed, Uneven, by_shard
 from torch.utils.data import IterDataPipe
 
@@ -396,17 +396,12 @@ def test_stopped_stream_job_resumes_with_other_rank_counts(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_ranks_with_a_pool_take_the_same_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "job").mkdir()
-    for pool in pool_of(tmp_path, monkeypatch):
-        pool.start_worker(processes=2)
-        case = {
-            "ranks": 2,
-            "lengths": LENGTHS,
-            "epochs": [None, None],
-            "options": {"batch_size": 2, "pool": pool.endpoint},
-        }
-        lines = run_job(tmp_path / "job", 2, cases=[case])
-        check_case(case, [of_rank[0] for of_rank in lines])
+def test_ranks_with_a_pool_take_the_same_steps(tmp_path: Path, steady_pool: PoolProcesses) -> None:
+    case = {
+        "ranks": 2,
+        "lengths": LENGTHS,
+        "epochs": [None, None],
+        "options": {"batch_size": 2, "pool": steady_pool.endpoint},
+    }
+    lines = run_job(tmp_path, 2, cases=[case])
+    check_case(case, [of_rank[0] for of_rank in lines])

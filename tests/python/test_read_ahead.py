@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from pool_processes import pool_of
+from pool_processes import PoolProcesses
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from penstock import _C, DataLoader, Pool, SharedList
@@ -131,15 +131,13 @@ def test_worker_reads_files_of_the_next_batch_ahead(paths: list[Path]) -> None:
 
 @pytest.mark.slow
 def test_worker_of_a_pool_reads_the_files_of_its_batch_ahead(
-    paths: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    paths: list[Path], steady_pool: PoolProcesses
 ) -> None:
-    for pool in pool_of(tmp_path, monkeypatch):
-        pool.start_worker()
-        of_pool = Pool(pool.endpoint, code_paths=[Path(__file__).parent])
-        loader = DataLoader(Patient(paths), batch_size=COUNT, pool=of_pool, timeout=60)
-        (batch,) = loader
-        assert batch[0].tolist() == [1] * 8
-        assert batch[1:, 0].tolist() == [*range(1, COUNT)]
+    of_pool = Pool(steady_pool.endpoint, code_paths=[Path(__file__).parent])
+    loader = DataLoader(Patient(paths), batch_size=COUNT, pool=of_pool, timeout=60)
+    (batch,) = loader
+    assert batch[0].tolist() == [1] * 8
+    assert batch[1:, 0].tolist() == [*range(1, COUNT)]
 
 
 def test_variable_switches_reading_ahead_off(

@@ -23,7 +23,7 @@ import torch
 from cut_models import CASES, images
 from offload_training import fresh, train
 from pool_datasets import CODE, Corrupt, CorruptBatches
-from pool_processes import PoolProcesses, pool_of
+from pool_processes import PoolProcesses
 from resumed_streams import Backwards, seed_all, through_json
 from stream_oracle import describe
 from torch.utils.data import (
@@ -872,12 +872,9 @@ def test_the_option_may_be_assigned_between_epochs(num_workers: int) -> None:
 POOLED = [2, 8, 9, 10, 11, 17, 40, 41]
 
 
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PoolProcesses]:
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        for opened in pool_of(tmp_path_factory.mktemp("pool"), monkeypatch):
-            opened.start_worker(processes=2)
-            yield opened
+@pytest.fixture
+def pool(steady_pool: PoolProcesses) -> PoolProcesses:
+    return steady_pool
 
 
 def pooled(pool: PoolProcesses, dataset: Any, **options: Any) -> DataLoader[Any]:

@@ -226,11 +226,10 @@ def test_pool_makes_batches_before_iter(pool: PoolProcesses, tmp_path: Path) -> 
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
-def test_started_pool_stream_matches_iter(pool: PoolProcesses, persistent: bool) -> None:
-    pool.start_worker(processes=2)
+def test_started_pool_stream_matches_iter(steady_pool: PoolProcesses, persistent: bool) -> None:
 
     def make() -> Any:
-        of_pool = Pool(pool.endpoint, code_paths=[CODE])
+        of_pool = Pool(steady_pool.endpoint, code_paths=[CODE])
         return DataLoader(Augmented(), 4, shuffle=True, pool=of_pool, persistent_workers=persistent)
 
     assert streams(begun(make, True)) == streams(begun(make, False))

@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 import torch
 from pool_datasets import CODE
-from pool_processes import PoolProcesses, pool_of
+from pool_processes import PoolProcesses
 from sample_datasets import as_is
 
 from penstock import _C, DataLoader, Pool
 from penstock.errors import UnsupportedError
 from penstock.stream import batch_types
-
-pool = pytest.fixture(pool_of)
 
 TENSOR = "torch:Tensor"
 JAGGED = "torch.nested._internal.nested_tensor:NestedTensor"
@@ -206,11 +204,11 @@ def test_local_batches_are_torchs_without_pickle(monkeypatch: pytest.MonkeyPatch
         assert is_same(one, make())
 
 
-def test_pool_batches_are_torchs_without_trust(pool: PoolProcesses) -> None:
-    pool.start_worker()
+def test_pool_batches_are_torchs_without_trust(steady_pool: PoolProcesses) -> None:
+    pool = Pool(steady_pool.endpoint, code_paths=[CODE])
     makes = [*(ALL[name] for name in ORACLE), *TOGETHER.values()]
     options: dict[str, Any] = {"batch_size": None, "collate_fn": as_is}
-    loader = DataLoader(Made(*makes), pool=Pool(pool.endpoint, code_paths=[CODE]), **options)
+    loader = DataLoader(Made(*makes), pool=pool, **options)
     ours = list(loader)
     theirs = list(torch.utils.data.DataLoader(Made(*makes), **options))
     assert len(ours) == len(theirs) == len(makes)
@@ -430,13 +428,12 @@ def beyond_its_shape() -> torch.Tensor:
     return torch.sparse_coo_tensor(places([0, 1 << 40], [1, 1]), V, (3, 3), check_invariants=False)
 
 
-def test_error_names_the_worker_of_inconsistent_tensors(pool: PoolProcesses) -> None:
-    pool.start_worker()
+def test_error_names_the_worker_of_inconsistent_tensors(steady_pool: PoolProcesses) -> None:
     loader = DataLoader(
         Made(doubled, beyond_its_shape, doubled),
         batch_size=None,
         collate_fn=as_is,
-        pool=Pool(pool.endpoint, code_paths=[CODE]),
+        pool=Pool(steady_pool.endpoint, code_paths=[CODE]),
     )
     batches = iter(loader)
     assert is_same(next(batches), doubled())

@@ -129,15 +129,14 @@ def test_seeded_loader_without_workers_uses_the_pool(variable: str, seeding: Any
 
 @pytest.mark.slow
 def test_pool_batches_match_loader_without_workers(
-    pool: PoolProcesses, monkeypatch: pytest.MonkeyPatch
+    steady_pool: PoolProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seeding": "batch"}
     torch.manual_seed(7)
     own = DataLoader(Augmented(24), pool="", **options)
     expected = [digests(own), digests(own)]
     drawn = torch.rand(3).tolist()
-    monkeypatch.setenv("PENSTOCK_POOL", pool.endpoint)
-    pool.start_worker()
+    monkeypatch.setenv("PENSTOCK_POOL", steady_pool.endpoint)
     torch.manual_seed(7)
     served = DataLoader(Augmented(24), pool=Pool(None, code_paths=[CODE]), **options)
     assert [digests(served), digests(served)] == expected
@@ -147,10 +146,9 @@ def test_pool_batches_match_loader_without_workers(
 
 @pytest.mark.slow
 def test_unsendable_batches_are_made_in_process(
-    pool: PoolProcesses, monkeypatch: pytest.MonkeyPatch
+    steady_pool: PoolProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PENSTOCK_POOL", pool.endpoint)
-    pool.start_worker()
+    monkeypatch.setenv("PENSTOCK_POOL", steady_pool.endpoint)
     options: dict[str, Any] = {"batch_size": 4, "seeding": "batch", "collate_fn": ordered}
     torch.manual_seed(7)
     expected = digests(DataLoader(Augmented(12), pool="", **options))

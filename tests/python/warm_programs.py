@@ -2,7 +2,7 @@
 """Python programs in processes that have imported torch and penstock before they begin.
 
 These imports take seconds, so a job of four ranks spent most of its time in them. A nursery is a
-process that has imported both, and forks a process for each program, which has its own arguments,
+process that has imported both, and forks a process for each program, which has separate arguments,
 environment and standard error, as in a new interpreter. Programs take turns at two nurseries, since
 the hashes of strings, and with them the order of sets, differ between the ranks of a real job.
 """
