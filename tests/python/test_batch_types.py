@@ -17,7 +17,7 @@ import pickle
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
@@ -33,7 +33,14 @@ from penstock import _C, DataLoader, Pool
 from penstock.errors import UnsupportedError
 from penstock.stream import batch_types
 
-pool = pytest.fixture(pool_of)
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PoolProcesses]:
+    """One worker, which serves each job of this module in a separate process."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for opened in pool_of(tmp_path_factory.mktemp("types"), monkeypatch):
+            opened.start_worker()
+            yield opened
 
 
 @dataclasses.dataclass
@@ -350,11 +357,12 @@ def test_equal_hashes_of_a_set_are_bounded() -> None:
 class Containers(torch.utils.data.Dataset[Any]):
     """Samples of one container; ``collate_fn`` makes batches of it."""
 
-    def __init__(self, make: Callable[[torch.Tensor], Any]) -> None:
+    def __init__(self, make: Callable[[torch.Tensor], Any], count: int = 12) -> None:
         self.make = make
+        self.count = count
 
     def __len__(self) -> int:
-        return 12
+        return self.count
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.full((3,), index)
@@ -369,6 +377,18 @@ CONTAINERS: dict[str, Callable[[torch.Tensor], Any]] = {
     "Pair": lambda rows: Pair(rows, 3),
     "nested": lambda rows: [{"a": (Slotted(rows, 1), Colour.RED)}],
 }
+
+
+def make_each(rows: torch.Tensor) -> Any:
+    """Each container in turn, for two batches."""
+    return [*CONTAINERS.values()][int(rows[0, 0]) // 8](rows)
+
+
+def batches_of_each() -> Containers:
+    """Two batches of four for each container, in one job."""
+    return Containers(make_each, count=8 * len(CONTAINERS))
+
+
 PICKLED: dict[str, Callable[[torch.Tensor], Any]] = {
     "key": lambda rows: {Colour.RED: rows},
     "function": lambda rows: collections.defaultdict(dict, {"a": [rows, len]}),
@@ -387,62 +407,59 @@ def test_other_batches_are_pickled_as_before(name: str) -> None:
         assert all(first is second for first, second in ours)
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-@pytest.mark.parametrize("name", CONTAINERS)
-def test_local_batches_have_the_types_of_torchs(
-    name: str, start: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dataset = Containers(CONTAINERS[name])
-    if start == "spawn":
-        pytest.importorskip("cloudpickle")
-        dataset.make = globals()[f"make_{name.lower()}"]
-    options: dict[str, Any] = {
-        "batch_size": 4,
-        "num_workers": 1,
-        "collate_fn": dataset.collate,
-        "multiprocessing_context": start,
-    }
+@pytest.fixture
+def no_pickled_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     from penstock.worker import batch_pickle
 
     def refuse(*_: Any) -> Any:
         raise AssertionError("a batch was pickled")
 
     monkeypatch.setattr(batch_pickle, "loads", refuse)
+
+
+@pytest.mark.usefixtures("no_pickled_batches")
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_local_batches_have_the_types_of_torchs(name: str) -> None:
+    dataset = Containers(CONTAINERS[name])
+    options: dict[str, Any] = {
+        "batch_size": 4,
+        "num_workers": 1,
+        "collate_fn": dataset.collate,
+        "multiprocessing_context": "fork",
+    }
     theirs = list(torch.utils.data.DataLoader(dataset, **options))
     ours = list(DataLoader(dataset, **options))
     assert is_same(ours, theirs)
 
 
-def make_ordereddict(rows: torch.Tensor) -> Any:
-    return CONTAINERS["OrderedDict"](rows)
-
-
-def make_batchencoding(rows: torch.Tensor) -> Any:
-    return CONTAINERS["BatchEncoding"](rows)
-
-
-def make_pair(rows: torch.Tensor) -> Any:
-    return CONTAINERS["Pair"](rows)
-
-
-def make_nested(rows: torch.Tensor) -> Any:
-    return CONTAINERS["nested"](rows)
+@pytest.mark.usefixtures("no_pickled_batches")
+def test_batches_of_spawned_workers_have_the_types_of_torchs() -> None:
+    pytest.importorskip("cloudpickle")
+    dataset = batches_of_each()
+    options: dict[str, Any] = {
+        "batch_size": 4,
+        "num_workers": 1,
+        "collate_fn": dataset.collate,
+        "multiprocessing_context": "spawn",
+    }
+    theirs = list(torch.utils.data.DataLoader(dataset, **options))
+    assert len({type(batch) for batch in theirs}) == len(CONTAINERS)
+    assert is_same(list(DataLoader(dataset, **options)), theirs)
 
 
 def test_pool_sends_containers_without_trust(pool: PoolProcesses) -> None:
-    pool.start_worker()
     for cls in (Pair, Slotted, Colour):
         penstock.register_batch_type(cls)
-    for name, make in CONTAINERS.items():
-        dataset = Containers(make)
-        options: dict[str, Any] = {"batch_size": 4, "collate_fn": dataset.collate}
-        loader = DataLoader(dataset, pool=Pool(pool.endpoint, code_paths=[CODE]), **options)
-        assert is_same(list(loader), list(torch.utils.data.DataLoader(dataset, **options))), name
+    dataset = batches_of_each()
+    options: dict[str, Any] = {"batch_size": 4, "collate_fn": dataset.collate}
+    loader = DataLoader(dataset, pool=Pool(pool.endpoint, code_paths=[CODE]), **options)
+    expected = list(torch.utils.data.DataLoader(dataset, **options))
+    assert len({type(batch) for batch in expected}) == len(CONTAINERS)
+    assert is_same(list(loader), expected)
 
 
 def test_registration_travels_with_the_job(pool: PoolProcesses) -> None:
     """The worker knows how to take apart a class that only the program has."""
-    pool.start_worker()
     penstock.register_batch_type(
         Ragged,
         lambda ragged: ([ragged._values], ragged._sizes),
@@ -463,7 +480,6 @@ class Registering(Containers):
 
 
 def test_pools_worker_chooses_no_class_without_trust(pool: PoolProcesses) -> None:
-    pool.start_worker()
     dataset = Registering(CONTAINERS["Pair"])
     options: dict[str, Any] = {"batch_size": 4, "collate_fn": dataset.collate}
     address = {"address": pool.endpoint, "code_paths": [CODE]}
