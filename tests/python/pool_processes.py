@@ -65,11 +65,15 @@ class Process:
     def output(self) -> str:
         return "\n".join(self.lines)
 
-    def wait_for_lines(self, wanted: Callable[[str], bool], count: int = 1) -> list[str]:
+    def wait_for_lines(
+        self, wanted: Callable[[str], bool], count: int = 1, after: int = 0
+    ) -> list[str]:
+        """Return the wanted lines, without the first ``after`` lines of the output, once there are
+        ``count``."""
         deadline = time.monotonic() + SECONDS_MAX
         with self._condition:
             while True:
-                found = [line for line in self.lines if wanted(line)]
+                found = [line for line in self.lines[after:] if wanted(line)]
                 if len(found) >= count:
                     return found
                 left = deadline - time.monotonic()

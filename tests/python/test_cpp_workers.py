@@ -44,6 +44,24 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProces
     yield from pool_of(tmp_path, monkeypatch)
 
 
+@pytest.fixture(scope="module")
+def _both_kinds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PoolProcesses]:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for opened in pool_of(tmp_path_factory.mktemp("both"), monkeypatch):
+            opened.start_native_worker()
+            opened.start_worker(environment={"PYTHONPATH": str(HERE)})
+            yield opened
+
+
+@pytest.fixture
+def both_kinds(
+    _both_kinds: PoolProcesses, keys: None, monkeypatch: pytest.MonkeyPatch
+) -> PoolProcesses:
+    """A pool with a worker of plug-ins and a worker of Python datasets."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", _both_kinds.environment["XDG_RUNTIME_DIR"])
+    return _both_kinds
+
+
 def with_threads(options: dict[str, Any], iterable: bool = False, epochs: int = 1) -> list[Any]:
     given = {**options, "num_workers": 0}
     return run_cpp(size=SIZE, options=given, seed=3, iterable=iterable, epochs=epochs)
@@ -95,7 +113,7 @@ def test_transform_applies_in_every_kind_of_worker() -> None:
 
 @pytest.mark.slow
 def test_offloaded_part_gives_the_same_bits_in_every_kind_of_worker(
-    pool: PoolProcesses,
+    both_kinds: PoolProcesses,
 ) -> None:
     source = """
 def forward(self, index, own, batch):
@@ -105,14 +123,12 @@ def forward(self, index, own, batch):
     options: dict[str, Any] = {"size": SIZE, "seed": 3, "epochs": 4, "offload": source}
     expected = run_cpp(options={**SHUFFLED, "num_workers": 0}, **options)
     assert expected.pop() == 0
-    pool.start_native_worker()
-    pool.start_worker(environment={"PYTHONPATH": str(HERE)})
     for of in ({}, OF_PLUGIN, OF_PYTHON):
         given = run_cpp(options={**SHUFFLED, "num_workers": 1}, **options, **of)
         assert given.pop() > 8, of
         assert given == expected, of
     for of in (OF_PLUGIN, OF_PYTHON):
-        given = run_cpp(options=SHUFFLED, pool=pool.endpoint, **options, **of)
+        given = run_cpp(options=SHUFFLED, pool=both_kinds.endpoint, **options, **of)
         assert given.pop() > 8, of
         assert given == expected, of
 
@@ -138,16 +154,12 @@ PICTURE_BATCH_BYTES = 4 * 3 * 64 * 64
 @pytest.mark.parametrize("of", [PICTURES_OF_PYTHON, PICTURES_OF_PLUGIN], ids=["python", "plugin"])
 @pytest.mark.parametrize("reads", [{"read_every": 1}, {"read_every": 90}, {"read_every": 10_000}])
 def test_unread_tensors_stay_in_pool_workers(
-    pool: PoolProcesses, of: dict[str, Any], reads: dict[str, int]
+    both_kinds: PoolProcesses, of: dict[str, Any], reads: dict[str, int]
 ) -> None:
     own = run_cpp(options={**SHUFFLED, "num_workers": 1}, **of, **reads)
     *expected, _, withheld, recalled, last = own
     assert (withheld, recalled) == (0, 0), "a worker of this machine sends all"
-    if of is PICTURES_OF_PYTHON:
-        pool.start_worker(environment={"PYTHONPATH": str(HERE)})
-    else:
-        pool.start_native_worker()
-    given = run_cpp(options=SHUFFLED, pool=pool.endpoint, **of, **reads)
+    given = run_cpp(options=SHUFFLED, pool=both_kinds.endpoint, **of, **reads)
     *results, used, withheld, recalled, last_of_pool = given
     assert (results, last_of_pool) == (expected, last)
     assert used > 150

@@ -45,6 +45,23 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProces
     yield from pool_of(tmp_path, monkeypatch)
 
 
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PoolProcesses]:
+    """A pool with one worker, whose server and warm process no job of a test ends."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for opened in pool_of(tmp_path_factory.mktemp("serving"), monkeypatch):
+            opened.start_worker()
+            yield opened
+
+
+@pytest.fixture
+def worker(serving: PoolProcesses) -> Worker:
+    """The worker of `serving`, once the jobs of the test before have ended."""
+    (worker,) = (one for one in serving.processes if isinstance(one, Worker))
+    wait_until(lambda: not process_traces.children(warm_of(worker)))
+    return worker
+
+
 def pooled(pool: PoolProcesses, dataset: Any, **options: Any) -> DataLoader[Any]:
     given = {"batch_size": None, "timeout": 60, **options}
     of_pool = Pool(pool.endpoint, keys=given.pop("keys", None), code_paths=[CODE])
@@ -141,15 +158,16 @@ def look(pool: PoolProcesses, dataset: Any) -> tuple[int, dict[str, Any]]:
     return found.pop("pid"), found
 
 
-def test_process_changes_of_a_job_do_not_reach_other_jobs(pool: PoolProcesses) -> None:
+def test_process_changes_of_a_job_do_not_reach_other_jobs(
+    serving: PoolProcesses, worker: Worker
+) -> None:
     """Threads, monkeypatches and limits that one job left behind affected the next in the same
     process."""
-    worker = pool.start_worker()
     server = server_of(worker)
-    first_pid, clean = look(pool, Looking())
-    spoilt_pid, spoilt = look(pool, Spoiling())
+    first_pid, clean = look(serving, Looking())
+    spoilt_pid, spoilt = look(serving, Spoiling())
     assert not [name for name in clean if spoilt[name] == clean[name]]
-    last_pid, after = look(pool, Looking())
+    last_pid, after = look(serving, Looking())
     assert after == clean
     assert len({first_pid, spoilt_pid, last_pid}) == 3
     expect_same_server(worker, server)
@@ -169,10 +187,9 @@ class Signalled(Dataset[str]):
 
 
 def test_programs_started_by_a_dataset_have_default_signals(
-    pool: PoolProcesses,
+    serving: PoolProcesses,
 ) -> None:
-    pool.start_worker()
-    (status,) = pooled(pool, Signalled())
+    (status,) = pooled(serving, Signalled())
     for mask in ("SigBlk", "SigIgn"):
         (bits,) = re.findall(rf"^{mask}:\s+([0-9a-f]+)$", status, re.MULTILINE)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
@@ -218,23 +235,32 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("how", ENDS)
-def test_batch_that_kills_its_processes_fails_with_the_cause(pool: PoolProcesses, how: str) -> None:
+def test_batch_that_kills_its_processes_fails_with_the_cause(pool: PoolProcesses) -> None:
     worker = pool.start_worker()
     server = server_of(worker)
-    batches = iter(pooled(pool, EndingBy(how)))
-    assert [next(batches) for _ in range(3)] == [0, 1, 2]
-    with pytest.raises(
-        RuntimeError, match=rf"(?s)died.* batch 3 of epoch 1 .*{ENDS[how]}"
-    ) as caught:
-        next(batches)
-    assert re.search(rf"(?s)its last output: .*about to end: {how}", str(caught.value))
-    del batches
+    for how, cause in ENDS.items():
+        batches = iter(pooled(pool, EndingBy(how)))
+        assert [next(batches) for _ in range(3)] == [0, 1, 2]
+        with pytest.raises(
+            RuntimeError, match=rf"(?s)died.* batch 3 of epoch 1 .*{cause}"
+        ) as caught:
+            next(batches)
+        assert re.search(rf"(?s)its last output: .*about to end: {how}", str(caught.value))
+        del batches
+        expect_same_server(worker, server)
+        worker.wait_for_lines(ends_by(cause))
+        assert worker.wait_for_lines(says(f"about to end: {how}"), 3)
     expect_served(pool)
     expect_same_server(worker, server)
-    worker.wait_for_lines(lambda line: "a job process of trainer " in line and ENDS[how] in line)
-    assert worker.wait_for_lines(lambda line: line == f"about to end: {how}", 3)
     assert worker.end() == 0
+
+
+def ends_by(cause: str) -> Callable[[str], bool]:
+    return lambda line: "a job process of trainer " in line and cause in line
+
+
+def says(text: str) -> Callable[[str], bool]:
+    return lambda line: line == text
 
 
 class Regression(EndingBy):
@@ -267,9 +293,8 @@ def losses_of(loader: Any) -> list[float]:
 
 @pytest.mark.parametrize("how", ["exit", pytest.param("segfault", marks=pytest.mark.long)])
 def test_training_after_a_process_death_has_torch_losses(
-    pool: PoolProcesses, tmp_path: Path, how: str
+    serving: PoolProcesses, worker: Worker, tmp_path: Path, how: str
 ) -> None:
-    worker = pool.start_worker()
     server = server_of(worker)
     mark, there = tmp_path / "mark", tmp_path / "there"
     there.touch()
@@ -277,7 +302,8 @@ def test_training_after_a_process_death_has_torch_losses(
     plain = torch.utils.data.DataLoader(Regression(how, there), batch_size=2, sampler=order)
     expected = losses_of(plain)
     assert len(set(expected)) == len(expected) == 18
-    assert losses_of(pooled(pool, Regression(how, mark), batch_size=2, sampler=order)) == expected
+    loader = pooled(serving, Regression(how, mark), batch_size=2, sampler=order)
+    assert losses_of(loader) == expected
     assert mark.exists()
     expect_same_server(worker, server)
 
@@ -330,9 +356,8 @@ def die_once(number: int, count: int, mark: str) -> None:
     "make", [DyingShards, pytest.param(DyingStatefulShards, marks=pytest.mark.long)]
 )
 def test_shards_resume_bit_for_bit_after_a_process_death(
-    pool: PoolProcesses, tmp_path: Path, make: Any
+    serving: PoolProcesses, worker: Worker, tmp_path: Path, make: Any
 ) -> None:
-    worker = pool.start_worker()
     server = server_of(worker)
     mark, there = tmp_path / "mark", tmp_path / "there"
     there.touch()
@@ -340,7 +365,7 @@ def test_shards_resume_bit_for_bit_after_a_process_death(
     torch.manual_seed(7)
     expected = digests(DataLoader(make(96, there), seeding="batch", **options))
     torch.manual_seed(7)
-    assert digests(pooled(pool, make(96, mark), **options)) == expected
+    assert digests(pooled(serving, make(96, mark), **options)) == expected
     assert mark.exists()
     expect_same_server(worker, server)
 
@@ -407,8 +432,9 @@ def tcp_sockets() -> set[str]:
     return found
 
 
-def memory_has(pid: int, wanted: list[bytes]) -> bool:
-    """Whether any of these byte strings is in the process's private memory."""
+def found_in_memory(pid: int, wanted: dict[str, list[bytes]]) -> set[str]:
+    """The names of which any byte string is in the process's private memory."""
+    found = set()
     with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
         for line in maps:
             span, mode, *_ = line.split()
@@ -418,9 +444,10 @@ def memory_has(pid: int, wanted: list[bytes]) -> bool:
             with contextlib.suppress(OSError):  # device pages, and released memory
                 memory.seek(start)
                 held = memory.read(end - start)
-                if any(one in held for one in wanted):
-                    return True
-    return False
+                found |= {
+                    name for name, forms in wanted.items() if any(one in held for one in forms)
+                }
+    return found
 
 
 def test_job_process_holds_no_keys_or_sockets_of_the_pool(
@@ -437,7 +464,7 @@ def test_job_process_holds_no_keys_or_sockets_of_the_pool(
         path.name: [path.read_bytes().strip(), key_bytes(keys, path.name)]
         for path in keys.glob("*.secret")
     }
-    assert memory_has(controller.process.pid, secrets["controller.secret"])
+    assert "controller.secret" in found_in_memory(controller.process.pid, secrets)
     sockets = tcp_sockets()
     for pid in (job, warm_of(worker)):
         links = [entry.partition(" -> ")[2] for entry in process_traces.descriptors(pid)]
@@ -446,7 +473,7 @@ def test_job_process_holds_no_keys_or_sockets_of_the_pool(
         for file in ("environ", "cmdline"):
             text = Path(f"/proc/{pid}/{file}").read_bytes()
             assert not [name for name, (secret, _) in secrets.items() if secret in text]
-        assert not [name for name, forms in secrets.items() if memory_has(pid, forms)]
+        assert found_in_memory(pid, secrets) == set()
     (tmp_path / "go").touch()
     assert list(batches) == list(range(6))
 
@@ -482,24 +509,24 @@ def test_workers_of_one_command_share_a_server_and_a_warm_process(
 # ---- When they end
 
 
-def test_job_process_ends_when_its_trainer_leaves(pool: PoolProcesses) -> None:
-    worker = pool.start_worker()
-    batches = iter(pooled(pool, Numbers()))
+def test_job_process_ends_when_its_trainer_leaves(serving: PoolProcesses, worker: Worker) -> None:
+    batches = iter(pooled(serving, Numbers()))
     assert next(batches) == 0
     warm = warm_of(worker)
     assert len(process_traces.children(warm)) == 1
-    assert any((pool.folder / "tmp").glob("penstock-code-*/*"))
+    assert any((serving.folder / "tmp").glob("penstock-code-*/*"))
     del batches
     wait_until(lambda: process_traces.children(warm) == [])
-    wait_until(lambda: not any((pool.folder / "tmp").glob("penstock-code-*/*")))
+    wait_until(lambda: not any((serving.folder / "tmp").glob("penstock-code-*/*")))
 
 
-def test_alternating_loaders_keep_their_job_processes(pool: PoolProcesses) -> None:
+def test_alternating_loaders_keep_their_job_processes(
+    serving: PoolProcesses, worker: Worker
+) -> None:
     """Each turn started a process, which had to read its dataset again."""
-    worker = pool.start_worker()
-    training, validation = pooled(pool, Looking()), pooled(pool, Looking())
-    turns = [[found["pid"] for found in loader] for loader in (training, validation) * 3]
-    assert turns == turns[:2] * 3
+    training, validation = pooled(serving, Looking()), pooled(serving, Looking())
+    turns = [[found["pid"] for found in loader] for loader in (training, validation) * 2]
+    assert turns == turns[:2] * 2
     assert turns[0] != turns[1]
     jobs = [pid for turn in turns[:2] for pid in turn]
     warm = warm_of(worker)
@@ -524,31 +551,34 @@ def kill_the_warm_process(worker: Worker, server: int, warm: int) -> None:
     os.kill(warm, signal.SIGKILL)
 
 
-@pytest.mark.parametrize(
-    "end", [terminate_the_supervisor, kill_the_supervisor, kill_the_server, kill_the_warm_process]
-)
 @pytest.mark.parametrize("how", ["sleep", pytest.param("call", marks=pytest.mark.long)])
-def test_all_processes_end_with_their_worker(
-    pool: PoolProcesses, tmp_path: Path, end: Callable[[Worker, int, int], None], how: str
-) -> None:
-    """Also with a dataset that hangs, and while the interpreter's lock is held."""
+def test_all_processes_end_with_their_worker(pool: PoolProcesses, tmp_path: Path, how: str) -> None:
+    """Also with a dataset that hangs, and while the interpreter's lock is held. The worker of a
+    killed process starts again, and serves the job."""
     worker = pool.start_worker("--grace", "1")
-    batches = iter(pooled(pool, Hanging(how, tmp_path)))
-    assert [next(batches) for _ in range(3)] == [0, 1, 2]
-    wait_until((tmp_path / "hangs").exists)
-    server, warm = server_of(worker), warm_of(worker)
-    jobs = process_traces.children(warm)
-    assert len(jobs) == 1
-    end(worker, server, warm)
-    assert process_traces.wait_gone([server, warm, *jobs], SECONDS_MAX) == []
-    (tmp_path / "go").touch()
-    if end in (kill_the_server, kill_the_warm_process):
-        assert len(worker.served(2)) == 2
-    else:
-        pool.start_worker()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PoolWarning)  # that there was no worker for a while
-        assert list(batches) == [3, 4, 5]
+    for number, end in enumerate(
+        (kill_the_server, kill_the_warm_process, terminate_the_supervisor, kill_the_supervisor)
+    ):
+        folder = tmp_path / end.__name__
+        folder.mkdir()
+        batches = iter(pooled(pool, Hanging(how, folder)))
+        assert [next(batches) for _ in range(3)] == [0, 1, 2]
+        wait_until((folder / "hangs").exists)
+        *_, (_, _, server) = worker.served()
+        (warm,) = process_traces.children(server)
+        jobs = process_traces.children(warm)
+        assert len(jobs) == 1
+        end(worker, server, warm)
+        assert process_traces.wait_gone([server, warm, *jobs], SECONDS_MAX) == []
+        (folder / "go").touch()
+        if end in (kill_the_server, kill_the_warm_process):
+            assert len(worker.served(2 + number)) == 2 + number
+        else:
+            worker = pool.start_worker("--grace", "1")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PoolWarning)  # that there was no worker for a while
+            assert list(batches) == [3, 4, 5]
+        del batches
 
 
 # ---- Processes that a job leaves running
@@ -559,11 +589,12 @@ def daemon_in(folder: Path) -> int:
     return int((folder / "daemon").read_text())
 
 
-def test_daemon_started_by_a_dataset_ends_with_its_job(pool: PoolProcesses, tmp_path: Path) -> None:
+def test_daemon_started_by_a_dataset_ends_with_its_job(
+    serving: PoolProcesses, worker: Worker, tmp_path: Path
+) -> None:
     """It was in a separate session, and survived."""
-    worker = pool.start_worker()
     server = server_of(worker)
-    batches = iter(pooled(pool, StartingADaemon(tmp_path)))
+    batches = iter(pooled(serving, StartingADaemon(tmp_path)))
     assert [next(batches) for _ in range(3)] == [0, 1, 2]
     daemon = daemon_in(tmp_path)
     assert process_traces.is_running(daemon)
@@ -581,28 +612,32 @@ def kill_the_job(worker: Worker, server: int, warm: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "end",
+    "last_end",
     [
-        kill_the_job,
-        kill_the_warm_process,
         kill_the_server,
         pytest.param(kill_the_supervisor, marks=pytest.mark.long),
         pytest.param(terminate_the_supervisor, marks=pytest.mark.long),
     ],
 )
 def test_daemon_ends_with_any_process_of_its_worker(
-    pool: PoolProcesses, tmp_path: Path, end: Callable[[Worker, int, int], None]
+    pool: PoolProcesses, tmp_path: Path, last_end: Callable[[Worker, int, int], None]
 ) -> None:
     worker = pool.start_worker("--grace", "1")
-    batches = iter(pooled(pool, StartingADaemon(tmp_path)))
-    assert next(batches) == 0
-    daemon = daemon_in(tmp_path)
-    server, warm = server_of(worker), warm_of(worker)
-    end(worker, server, warm)
-    assert process_traces.wait_gone([daemon], SECONDS_MAX) == []
-    if end is kill_the_job:
-        expect_same_server(worker, server)
-    del batches
+    for end in (kill_the_job, kill_the_warm_process, last_end):
+        folder = tmp_path / end.__name__
+        folder.mkdir()
+        batches = iter(pooled(pool, StartingADaemon(folder)))
+        assert next(batches) == 0
+        daemon = daemon_in(folder)
+        *_, (_, _, server) = worker.served()
+        (warm,) = process_traces.children(server)
+        end(worker, server, warm)
+        assert process_traces.wait_gone([daemon], SECONDS_MAX) == []
+        if end is kill_the_job:
+            expect_same_server(worker, server)
+        if end is kill_the_warm_process:
+            worker.served(2)  # again
+        del batches
 
 
 # ---- Output of a job
@@ -668,16 +703,17 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def test_full_disk_fails_only_the_job_that_filled_it(pool: PoolProcesses, small_disk: Path) -> None:
-    worker = pool.start_worker()
+def test_full_disk_fails_only_the_job_that_filled_it(
+    serving: PoolProcesses, worker: Worker, small_disk: Path
+) -> None:
     server = server_of(worker)
-    batches = iter(pooled(pool, FillingItsDisk(small_disk)))
+    batches = iter(pooled(serving, FillingItsDisk(small_disk)))
     assert [next(batches) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(OSError, match="No space left on device"):
         next(batches)
     del batches
     assert worker.wait_for_lines(lambda line: line == "about to fill the disk")
-    expect_served(pool)
+    expect_served(serving)
     expect_same_server(worker, server)
 
 

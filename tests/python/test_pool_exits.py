@@ -50,6 +50,21 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProces
     yield from pool_of(tmp_path, monkeypatch)
 
 
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PoolProcesses]:
+    """A pool with one worker, which survives the exits of its jobs."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for opened in pool_of(tmp_path_factory.mktemp("serving"), monkeypatch):
+            worker = opened.start_worker()
+            yield opened
+            assert worker.end() == 0
+
+
+def worker_of(pool: PoolProcesses) -> Worker:
+    (worker,) = (one for one in pool.processes if isinstance(one, Worker))
+    return worker
+
+
 def pooled(pool: PoolProcesses, dataset: Any, **options: Any) -> DataLoader[Any]:
     given = {"batch_size": None, "timeout": 60, **options}
     trusts = given.pop("trust_workers", False)
@@ -62,11 +77,11 @@ def expect_served(pool: PoolProcesses, count: int = 6) -> None:
 
 
 def test_exit_in_user_code_fails_its_batch_only(
-    pool: PoolProcesses,
+    serving: PoolProcesses,
 ) -> None:
     """`sys.exit()` in a dataset ended one worker after the other, for good and without a line; the
     trainer got the message that there was no worker, and waited for ever."""
-    worker = pool.start_worker()
+    pool, worker = serving, worker_of(serving)
     ways: list[tuple[str, DataLoader[Any]]] = [
         *((f"^{how} in ", pooled(pool, ExitingSample(how))) for how in EXITS),
         ("in collate_fn", pooled(pool, Numbers(), batch_size=1, collate_fn=exiting_collate)),
@@ -89,12 +104,10 @@ def test_exit_in_user_code_fails_its_batch_only(
     expect_served(pool)
     assert len(worker.served(1)) == 1, worker.output
     assert "another one starts" not in worker.output
-    assert worker.end() == 0
 
 
-def test_exit_error_names_its_sample(pool: PoolProcesses) -> None:
-    pool.start_worker()
-    batches = iter(pooled(pool, ExitingSample("SystemExit"), batch_size=2))
+def test_exit_error_names_its_sample(serving: PoolProcesses) -> None:
+    batches = iter(pooled(serving, ExitingSample("SystemExit"), batch_size=2))
     assert next(batches).tolist() == [0, 1]
     with pytest.raises(WorkerError, match=r"SystemExit(?s:.)*sample 3 of the dataset"):
         next(batches)
@@ -103,16 +116,16 @@ def test_exit_error_names_its_sample(pool: PoolProcesses) -> None:
 
 @pytest.mark.parametrize("code", [0, 78, pytest.param(3, marks=pytest.mark.long)])
 def test_job_process_exit_is_logged_and_worker_continues(
-    pool: PoolProcesses, tmp_path: Path, code: int
+    serving: PoolProcesses, tmp_path: Path, code: int
 ) -> None:
     """With the exit codes 0 and 78 the worker was gone for good, without any report."""
-    worker = pool.start_worker()
-    assert list(pooled(pool, Ending(code, once=tmp_path))) == list(range(6))
-    (line,) = worker.wait_for_lines(lambda line: "a job process of" in line)
+    worker = worker_of(serving)
+    before = len(worker.lines)
+    assert list(pooled(serving, Ending(code, once=tmp_path))) == list(range(6))
+    (line,) = worker.wait_for_lines(lambda line: "a job process of" in line, after=before)
     assert re.search(rf" of trainer [0-9a-f]{{8}} ended with exit code {code}$", line), line
-    expect_served(pool)
+    expect_served(serving)
     assert "another one starts" not in worker.output
-    assert worker.end() == 0
 
 
 def test_batch_that_kills_every_process_fails(pool: PoolProcesses) -> None:
@@ -133,7 +146,7 @@ def test_batch_that_killed_the_last_worker_is_named(
     """The user was asked to start workers."""
     pool.start_worker("--isolate", "none")  # its job can end the server
     with pytest.raises(RuntimeError) as caught, pytest.warns(PoolWarning, match="1 worker died"):
-        list(pooled(pool, EndingWithItsSupervisor(), timeout=20))
+        list(pooled(pool, EndingWithItsSupervisor(), timeout=12))
     deaths = (
         r"1 worker died while making batch 3 of epoch 1 \(samples 3\) \(at tcp://.*; since then "
     )
