@@ -393,6 +393,7 @@ class Prints(SideEffects):
         return super().forward(x)
 
 
+@pytest.mark.long("1-Prints", "1000-Prints")
 @pytest.mark.parametrize("kind", [SideEffects, Prints])
 @pytest.mark.parametrize("verify_every", [1, 2, 1000])
 def test_comparison_has_no_side_effects(

@@ -131,6 +131,9 @@ def outcome(make: Any, state: Any) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.long(
+    *(f"{(0, 99)[place % 2]}-{case}" for place, case in enumerate(CASES)),
+)
 @pytest.mark.parametrize("make", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("count", [0, 3, 99])
 def test_altered_state_is_rejected_or_resumes_and_runs_no_code(

@@ -115,6 +115,7 @@ def alone(dataset: Any) -> DataLoader[Any]:
     return DataLoader(dataset, seeding="batch")
 
 
+@pytest.mark.long("0-2", "1-1")
 @pytest.mark.parametrize("fetch_threads", [1, 2])
 @pytest.mark.parametrize("own_workers", [0, 1])
 def test_workers_use_the_settings_of_the_program(

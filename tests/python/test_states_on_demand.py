@@ -216,6 +216,10 @@ def states_of_run(make: Any, first_asked: int) -> tuple[list[Any], list[dict[str
 
 
 @pytest.mark.slow
+@pytest.mark.long(
+    *(f"{name}-2-{every}" for name in ("sampler", "map", "cursor") for every in (3, 0)),
+    *(f"{name}-2-{every}" for name in ("mixture", "keeps its place") for every in (1, 100)),
+)
 @pytest.mark.parametrize("every", [1, 3, 100, 0])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("case", DATASETS.values(), ids=DATASETS)

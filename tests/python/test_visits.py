@@ -10,7 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 from gloo_ranks import GlooRanks
 from page_snippets import ROOT
 from pool_datasets import CODE
-from pool_processes import pool_of
+from pool_processes import PoolProcesses
 from test_json_output import check
 from torch.utils.data import IterableDataset, TensorDataset, WeightedRandomSampler
 from visits_job import Numbers
@@ -196,16 +196,10 @@ def test_sampler_that_repeats_is_no_fault(tmp_path: Path) -> None:
     assert penstock("visits", tmp_path).returncode == 0
 
 
-@pytest.fixture
-def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    yield from pool_of(tmp_path, monkeypatch)
-
-
 @pytest.mark.slow
-def test_pool_is_recorded_as_workers_are(pool: Any, tmp_path: Path) -> None:
-    pool.start_worker()
+def test_pool_is_recorded_as_workers_are(steady_pool: PoolProcesses, tmp_path: Path) -> None:
     dataset = TensorDataset(torch.arange(COUNT))
-    given = Pool(pool.endpoint, code_paths=[CODE])
+    given = Pool(steady_pool.endpoint, code_paths=[CODE])
     for name, options in {"of pool": {"pool": given}, "without": {}}.items():
         loader = loader_of(tmp_path / name, dataset, seeding="batch", **options)
         list(loader)
@@ -516,9 +510,10 @@ def epochs_of(draw: random.Random) -> list[Batches]:
 
 
 @pytest.mark.slow
-def test_hundred_planted_faults_are_located_to_the_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [42, pytest.param(100, marks=pytest.mark.long)])
+def test_planted_faults_are_located_to_the_step(count: int, tmp_path: Path) -> None:
     located = 0
-    for seed in range(100):
+    for seed in range(count):
         draw = random.Random(seed)
         right = epochs_of(draw)
         wrong = [[list(batch) for batch in one] for one in right]
@@ -544,7 +539,7 @@ def test_hundred_planted_faults_are_located_to_the_step(tmp_path: Path) -> None:
                 if set(one) & _twice(wrong[epoch])
             ]
         located += is_located
-    assert located == 100
+    assert located == count
 
 
 def _twice(batches: Batches) -> set[int]:
