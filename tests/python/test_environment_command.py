@@ -164,6 +164,25 @@ def test_crashing_native_part_does_not_end_the_report(
     )
 
 
+def test_torch_and_the_native_parts_are_loaded_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The report took the sum of both times."""
+    program = tmp_path / "python"
+    program.write_text(
+        """#!/bin/sh
+touch "$0.$$"
+while [ "$(ls "$0".* | wc -l)" -lt 2 ]; do sleep 0.01; done
+exit 3
+"""
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    report = environment_report()
+    assert report["penstock"]["native part loads"] == ["no: exit status 3: no output"]
+    assert report["torch"]["collect env"][0].endswith("exit status 3: no output")
+
+
 def test_unavailable_fact_is_replaced_by_the_reason(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -19,6 +19,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -123,8 +124,11 @@ def _text(report: Report) -> str:
 
 
 def environment_report() -> Report:
-    """Return the report. Separate processes load torch and the native parts."""
-    loaded = _load_native_parts()
+    """Return the report. Two separate processes load torch and the native parts, at once: each
+    takes some seconds."""
+    with ThreadPoolExecutor(1) as beside:
+        torch_lines = beside.submit(_torch_lines)
+        loaded = _load_native_parts()
     return {
         "penstock": _facts(
             version=lambda: __version__,
@@ -146,7 +150,7 @@ def environment_report() -> Report:
             for name, value in sorted(os.environ.items())
             if _VARIABLES.fullmatch(name)
         },
-        "torch": _facts(collect_env=_torch_lines),
+        "torch": _facts(collect_env=torch_lines.result),
     }
 
 
