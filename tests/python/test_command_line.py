@@ -263,7 +263,7 @@ def test_help_after_the_program_is_passed_to_the_program(call: Call, tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["env"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["guide"]])
 def test_closed_stdout_ends_a_command_silently(arguments: list[str]) -> None:
     """`penstock top --once | head` ended with "penstock top: [Errno 32] Broken pipe"."""
     reader, writer = os.pipe()

@@ -454,7 +454,7 @@ class WithSlowOnes(Augmented):
         self.count = 60
 
     def __getitem__(self, index: int) -> Any:
-        time.sleep(1.0 if index in (4, 37) else 0.001)
+        time.sleep(0.5 if index in (4, 37) else 0.001)
         return super().__getitem__(index)[0]
 
 
