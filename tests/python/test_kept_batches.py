@@ -237,24 +237,22 @@ def test_key_of_another_user_shares_nothing(tmp_path: Path) -> None:
         pool.close()
 
 
-@pytest.mark.parametrize("what", ["job", "server"])
-def test_killed_processes_cost_no_value(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
+def test_killed_processes_cost_no_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for pool in pool_of(tmp_path, monkeypatch, "--keep", "64MB"):
         workers = pool.start_workers(2)
-        dataset = Recorded(tmp_path / "count", 4 * SAMPLES, seconds=0.002)
         wait_for_share(pool)
-        expected = alone(dataset)[0]
-        loader = pooled(pool, dataset)
-        for epoch in range(2):
-            batches = iter(loader)
-            found = digests(itertools.islice(batches, 8))
-            server = workers[epoch % 2].pids[0]
-            for pid in _processes_below(server) if what == "job" else [server]:
-                os.kill(pid, signal.SIGKILL)
-            found += digests(batches)
-            assert found == expected
+        for what in ("job", "server"):
+            dataset = Recorded(tmp_path / f"count of {what}", 4 * SAMPLES, seconds=0.002)
+            expected = alone(dataset)[0]
+            loader = pooled(pool, dataset)
+            for epoch in range(2):
+                batches = iter(loader)
+                found = digests(itertools.islice(batches, 8))
+                server = workers[epoch % 2].pids[0]
+                for pid in _processes_below(server) if what == "job" else [server]:
+                    os.kill(pid, signal.SIGKILL)
+                found += digests(batches)
+                assert found == expected
 
 
 def _processes_below(pid: int) -> list[int]:
@@ -293,15 +291,13 @@ def test_batches_that_raise_are_made_again(pool: PoolProcesses) -> None:
             digests(pooled(pool, Corrupt(32, [3]), generator=seeded(1)))
 
 
-def test_nothing_is_kept_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for pool in pool_of(tmp_path, monkeypatch):
-        pool.start_worker(processes=2)
-        dataset = Recorded(tmp_path / "count", SAMPLES)
-        loader = pooled(pool, dataset)
-        for epoch in range(3):
-            digests(loader)
-            assert dataset.read_count() == (epoch + 1) * SAMPLES
-        assert all(worker["kept_bytes"] == 0 for worker in pool.status()["workers"])
+def test_nothing_is_kept_by_default(steady_pool: PoolProcesses, tmp_path: Path) -> None:
+    dataset = Recorded(tmp_path / "count", SAMPLES)
+    loader = pooled(steady_pool, dataset)
+    for epoch in range(3):
+        digests(loader)
+        assert dataset.read_count() == (epoch + 1) * SAMPLES
+    assert all(worker["kept_bytes"] == 0 for worker in steady_pool.status()["workers"])
 
 
 def test_controller_without_keep_has_its_workers_drop_the_batches(

@@ -145,18 +145,24 @@ def two_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Poo
         yield opened
 
 
-@pytest.mark.parametrize("values", [SMALL, LARGE])
 def test_servers_that_are_killed_in_mid_epoch_cost_no_value(
-    two_servers: PoolProcesses, tmp_path: Path, values: int
+    two_servers: PoolProcesses, tmp_path: Path
 ) -> None:
-    dataset = Recorded(tmp_path / "count", 4 * SAMPLES, "torch", values, seconds=0.002)
-    expected = alone(dataset, 3, seed=3)
-    loaders = [pooled(two_servers, dataset, generator=seeded(3)) for _ in range(2)]
-    servers = [worker for worker in two_servers.processes if hasattr(worker, "pids")]
-    for epoch in range(3):
+    """Two jobs of small batches, then two of large ones, while each server is killed."""
+    for values in (SMALL, LARGE):
+        dataset = Recorded(tmp_path / f"{values}", 4 * SAMPLES, "torch", values, seconds=0.002)
+        expect_no_difference_while_servers_are_killed(two_servers, dataset)
+
+
+def expect_no_difference_while_servers_are_killed(pool: PoolProcesses, dataset: Recorded) -> None:
+    expected = alone(dataset, 2, seed=3)
+    loaders = [pooled(pool, dataset, generator=seeded(3)) for _ in range(2)]
+    servers = [worker for worker in pool.processes if hasattr(worker, "pids")]
+    for epoch in range(2):
         batches = [iter(loader) for loader in loaders]
         found = [digests(itertools.islice(one, 4)) for one in batches]
-        # One of the two keeps the batches of both.
+        # One of the two keeps the batches of both. The other one may have been killed before.
+        wait_until(lambda server=servers[epoch % 2]: server.pids != [])  # type: ignore[misc]
         os.kill(servers[epoch % 2].pids[0], signal.SIGKILL)
         rest: list[Any] = [None, None]
 

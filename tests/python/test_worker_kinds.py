@@ -153,21 +153,27 @@ def test_kernel_dependent_dataset_warns_once(
 
 @pytest.mark.slow
 def test_fingerprint_is_independent_of_process_settings() -> None:
-    program = "import torch; from penstock import _C; {}; print(_C.numeric_fingerprint())"
-    printed = {
-        subprocess.run(
-            [sys.executable, "-c", program.format(setting)],
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
-        for setting in (
-            "0",
-            "torch.set_num_threads(1)",
-            "torch.set_num_threads(2)",
-            "torch.set_flush_denormal(True)",
-            "torch.set_default_dtype(torch.float64)",
-            "torch.use_deterministic_algorithms(True)",
-        )
-    }
-    assert printed == {f"{_C.numeric_fingerprint()}\n"}
+    settings = (
+        "0",
+        "torch.set_num_threads(1)",
+        "torch.set_num_threads(2)",
+        "torch.set_flush_denormal(True)",
+        "torch.set_default_dtype(torch.float64)",
+        "torch.use_deterministic_algorithms(True)",
+    )
+    # Each in a separate process, before any other computation.
+    program = f"""
+import os
+import torch
+from penstock import _C
+for setting in {settings}:
+    if os.fork() == 0:
+        exec(setting)
+        print(_C.numeric_fingerprint(), flush=True)
+        os._exit(0)
+    assert os.wait()[1] == 0, setting
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+    assert done.stdout.splitlines() == [f"{_C.numeric_fingerprint()}"] * len(settings)
