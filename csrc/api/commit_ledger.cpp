@@ -218,8 +218,13 @@ void CommitLedger::load(CommitsState state) {
 // ---- Orders
 
 RecordedOrder::RecordedOrder(std::unique_ptr<loader::IndexSource> order, std::shared_ptr<CommitLedger> ledger,
-                             std::shared_ptr<OpenEpoch> epoch, PlacesLeft left)
-    : order_(std::move(order)), ledger_(std::move(ledger)), epoch_(std::move(epoch)), left_(std::move(left)) {}
+                             std::shared_ptr<OpenEpoch> epoch, PlacesLeft left,
+                             std::function<PulledBatch()> step_of_ranks)
+    : order_(std::move(order)),
+      ledger_(std::move(ledger)),
+      epoch_(std::move(epoch)),
+      left_(std::move(left)),
+      step_of_ranks_(std::move(step_of_ranks)) {}
 
 std::optional<loader::IndexSource::Indices> RecordedOrder::next() {
   auto indices = order_->next();
@@ -227,7 +232,7 @@ std::optional<loader::IndexSource::Indices> RecordedOrder::next() {
   const uint64_t number = pull_count_++;
   const uint64_t missing_count = left_.missing.size();
   const uint64_t place = number < missing_count ? left_.missing[number] : left_.through + (number - missing_count);
-  ledger_->note_pull(*epoch_, place, pulled_of(*indices));
+  ledger_->note_pull(*epoch_, place, step_of_ranks_ ? step_of_ranks_() : pulled_of(*indices));
   return indices;
 }
 

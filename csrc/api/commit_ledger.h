@@ -48,7 +48,8 @@ class DeliveredPlaces {
   std::set<uint64_t> missing_;
 };
 
-// The data with which a batch can be made again, in addition to its place and the seeds of its epoch.
+// The data with which a batch can be made again, in addition to its place and the seeds of its epoch. If ranks share an
+// order, the samples of a step, of all ranks.
 struct PulledBatch {
   std::vector<int64_t> indices;
   uint64_t first_place = 0;  // of the first sample, in the order of the epoch
@@ -154,9 +155,10 @@ class CommitLedger : public std::enable_shared_from_this<CommitLedger> {
 // The indices of another source, whose pulls are recorded for the ledger. Confined to the trainer's thread.
 class RecordedOrder final : public loader::IndexSource {
  public:
-  // The epoch continues at `left`.
+  // The epoch continues at `left`. `step_of_ranks` returns the step of all ranks that was pulled last, if ranks share
+  // the order; another number of ranks may divide it when it is made again.
   RecordedOrder(std::unique_ptr<loader::IndexSource> order, std::shared_ptr<CommitLedger> ledger,
-                std::shared_ptr<OpenEpoch> epoch, PlacesLeft left);
+                std::shared_ptr<OpenEpoch> epoch, PlacesLeft left, std::function<PulledBatch()> step_of_ranks = {});
 
   std::optional<Indices> next() override;
 
@@ -165,6 +167,7 @@ class RecordedOrder final : public loader::IndexSource {
   std::shared_ptr<CommitLedger> ledger_;  // shared with the loader
   std::shared_ptr<OpenEpoch> epoch_;      // shared with the ledger
   PlacesLeft left_;
+  std::function<PulledBatch()> step_of_ranks_;
   uint64_t pull_count_ = 0;
 };
 

@@ -118,11 +118,14 @@ void DataLoader::Impl::begin_repeat(api::CommitLedger::Repeat repeat) {
   const auto last_shard_id = count > 0 ? std::optional((count - 1) % account.progress->shard_count()) : std::nullopt;
   account.progress->resume(count, count, last_shard_id);
   if (api::StepMeter* const meter = running.workers->meter()) begin_meter(*meter);
-  const wire::EpochSeeds seeds{.base_seed = repeat.content.base_seed, .epoch = repeat.content.seed_epoch};
+  const wire::EpochSeeds seeds{
+      .base_seed = repeat.content.base_seed, .epoch = repeat.content.seed_epoch, .by_sample = options_.shard_by_rank};
   running.workers->set_starts(seeds, api::ResumePoint());
   loader::EpochPlan plan{
       .seeds = seeds, .base_generator = options_.generator, .progress = account.progress, .missing = left.missing};
   account_ = std::move(account);
+  if (const auto share = api::share_of(options_))
+    for (auto& [place, batch] : repeat.content.batches) batch = api::part_of(batch, *share);
   const bool is_single = options_.sampler && !options_.batch_size;
   const auto kind = is_single ? wire::IndexKind::kInteger : wire::IndexKind::kIntegers;
   running.stream->begin_epoch(std::move(plan),
@@ -160,10 +163,7 @@ void DataLoader::Impl::begin(api::EpochAccount account, const api::ResumePoint* 
   }
   account.base_seed = base_seed;
   auto share = api::share_of(options_);
-  if (share && point != nullptr) {
-    share->first_step = point->answered_count;
-    share->first_sample = point->sample_count;
-  }
+  if (share && point != nullptr) *share = api::share_at(*share, *point);
   if (share) account.share.emplace(static_cast<uint64_t>(order_size()), *share);
   if (api::StepMeter* const meter = running.workers->meter()) begin_meter(*meter);
   const wire::EpochSeeds seeds{.base_seed = base_seed, .epoch = epoch_count_++, .by_sample = options_.shard_by_rank};
@@ -186,15 +186,19 @@ void DataLoader::Impl::begin(api::EpochAccount account, const api::ResumePoint* 
   } else if (options_.sampler) {
     options_.sampler->begin_epoch(seeds.epoch);
     std::unique_ptr<loader::IndexSource> order;
+    std::function<api::PulledBatch()> step_of_ranks;
     if (share) {
-      order = std::make_unique<api::SharedSamplerOrder>(options_.sampler, order_size(), *share);
+      auto shared = std::make_unique<api::SharedSamplerOrder>(options_.sampler, order_size(), *share,
+                                                              account_->resumed_left.missing);
+      step_of_ranks = [of = shared.get()] { return of->last_step(); };
+      order = std::move(shared);
     } else {
       order = std::make_unique<api::SamplerOrder>(options_.sampler, options_.batch_size, options_.drop_last,
                                                   account_->resumed_left);
     }
     if (commits_) {
-      order =
-          std::make_unique<api::RecordedOrder>(std::move(order), commits_, account_->commits, account_->resumed_left);
+      order = std::make_unique<api::RecordedOrder>(std::move(order), commits_, account_->commits,
+                                                   account_->resumed_left, std::move(step_of_ranks));
     }
     running.stream->begin_epoch(std::move(plan), std::move(order));
   } else {
@@ -360,18 +364,18 @@ bool DataLoader::Impl::has_free_order() const {
 }
 
 void DataLoader::Impl::check_can_resume() const {
-  if (!options_.shard_by_rank || api::overtaking_max(options_) == 0 || !(*running_)->workers->is_parallel()) return;
+  if (!options_.shard_by_rank || commits_ || !has_free_order()) return;
   throw Error(ErrorKind::kUnsupported,
               "state() with shard_by_rank requires in_order = true, with which all ranks deliver their steps in the "
-              "same order; set in_order = true");
+              "same order; set in_order = true, or commit the steps");
 }
 
 Value DataLoader::Impl::state() const {
   check_can_resume();
-  const Value state = loaded_state_
-                          ? *loaded_state_
-                          : api::make_state(built_, account_ ? &*account_ : nullptr, epoch_count_, commits_.get());
-  return commits_ ? api::with_commits(state, *commits_) : state;
+  Value state = loaded_state_ ? api::opened(*loaded_state_)
+                              : api::make_state(built_, account_ ? &*account_ : nullptr, epoch_count_, commits_.get());
+  if (commits_) state = api::with_commits(state, *commits_);
+  return options_.shard_by_rank ? api::sealed(state) : state;
 }
 
 void DataLoader::Impl::load_state(const Value& state) {

@@ -70,21 +70,23 @@ std::optional<std::vector<int64_t>> SamplerOrder::pull() {
 }
 
 SharedSamplerOrder::SharedSamplerOrder(std::shared_ptr<Sampler> sampler, int64_t size,
-                                       const sampling::RankShareOptions& options)
+                                       const sampling::RankShareOptions& options, std::vector<uint64_t> missing)
     : sampler_(std::move(sampler)),
       options_(options),
       share_(static_cast<uint64_t>(size), options),
       size_(static_cast<uint64_t>(size)),
+      missing_(std::move(missing)),
       step_(options.first_step) {}
 
 std::optional<loader::IndexSource::Indices> SharedSamplerOrder::next() {
-  if (step_ >= share_.step_count()) return std::nullopt;
-  while (position_ < options_.first_sample) static_cast<void>(pull(options_.first_sample - position_));
-  const uint64_t first = position_;
-  const auto samples = pull(std::min(options_.step_size, size_ - position_));
-  const uint64_t step = step_++;
+  const bool is_missing = missing_count_ < missing_.size();
+  if (!is_missing && step_ >= share_.step_count()) return std::nullopt;
+  const uint64_t step = is_missing ? missing_[missing_count_++] : step_++;
+  const auto whole = share_.order_part(step);
+  while (position_ < whole.first) static_cast<void>(pull(whole.first - position_));
+  last_step_ = {.indices = pull(whole.count), .first_place = whole.first};
   indices_.clear();
-  for (const uint64_t place : share_.samples(step)) indices_.push_back(samples[place - first]);
+  for (const uint64_t place : share_.samples(step)) indices_.push_back(last_step_.indices[place - whole.first]);
   return Indices{.kind = wire::IndexKind::kIntegers,
                  .body = std::as_bytes(std::span(indices_)),
                  .first_place = share_.part(step).first};
@@ -206,6 +208,13 @@ std::optional<sampling::RankShareOptions> share_of(const Options& options) {
                                     .rank_count = static_cast<uint64_t>(*options.world_size),
                                     .step_size = static_cast<uint64_t>(step_size),
                                     .remainder = static_cast<sampling::Remainder>(*options.remainder)};
+}
+
+PulledBatch part_of(const PulledBatch& step, const sampling::RankShareOptions& share) {
+  const auto of_step = sampling::RankShare::of_step({.first = step.first_place, .count = step.indices.size()}, share);
+  PulledBatch part{.indices = {}, .first_place = of_step.part(0).first};
+  for (const uint64_t place : of_step.samples(0)) part.indices.push_back(step.indices[place - step.first_place]);
+  return part;
 }
 
 }  // namespace penstock::api

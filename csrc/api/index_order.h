@@ -43,10 +43,14 @@ class SamplerOrder final : public loader::IndexSource {
 // One rank's share of the order of a user-defined sampler, which covers all ranks. Confined to the trainer's thread.
 class SharedSamplerOrder final : public loader::IndexSource {
  public:
-  // `size` is the number of samples in the order. Samples before the share's first one are drawn and discarded.
-  SharedSamplerOrder(std::shared_ptr<Sampler> sampler, int64_t size, const sampling::RankShareOptions& options);
+  // `size` is the number of samples in the order. The steps in `missing` come first, ascending. Other samples before
+  // the share's first one are drawn and discarded.
+  SharedSamplerOrder(std::shared_ptr<Sampler> sampler, int64_t size, const sampling::RankShareOptions& options,
+                     std::vector<uint64_t> missing = {});
 
   std::optional<Indices> next() override;
+  // The step of the last next(), of all ranks.
+  const PulledBatch& last_step() const { return last_step_; }
 
  private:
   std::vector<int64_t> pull(uint64_t count);
@@ -55,8 +59,11 @@ class SharedSamplerOrder final : public loader::IndexSource {
   sampling::RankShareOptions options_;
   sampling::RankShare share_;
   uint64_t size_;
+  std::vector<uint64_t> missing_;
+  size_t missing_count_ = 0;  // of the missing steps, given so far
   uint64_t step_;
   uint64_t position_ = 0;  // in the order
+  PulledBatch last_step_;
   std::vector<int64_t> indices_;
 };
 
@@ -96,5 +103,8 @@ Options with_ranks(Options options);
 // The rank's share of an epoch that starts at its first sample; none without shard_by_rank. Takes options that
 // with_ranks() returned.
 std::optional<sampling::RankShareOptions> share_of(const Options& options);
+
+// A rank's part of a step of all ranks.
+PulledBatch part_of(const PulledBatch& step, const sampling::RankShareOptions& share);
 
 }  // namespace penstock::api

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "api/exceptions.h"
+#include "api/index_order.h"
 #include "base/bytes.h"
 #include "dataset/nest_value.h"
 #include "penstock/state.h"
@@ -123,10 +124,11 @@ GeneratorsReplayed::~GeneratorsReplayed() { before_.restore_default(); }
 namespace {
 
 constexpr int64_t kVersion = 1;
-constexpr int64_t kVersionWithSkips = 2;    // batches were delivered or committed in any order
-constexpr int64_t kVersionWithEarlier = 4;  // batches of earlier epochs are to be delivered first; 3: parts may be
-                                            // older than the position
-constexpr int64_t kVersionWithBits = 5;     // many places that are left are written as bits
+constexpr int64_t kVersionWithSkips = 2;      // batches were delivered or committed in any order
+constexpr int64_t kVersionWithEarlier = 4;    // batches of earlier epochs are to be delivered first; 3: parts may be
+                                              // older than the position
+constexpr int64_t kVersionWithBits = 5;       // many places that are left are written as bits
+constexpr int64_t kVersionOfRankCommits = 6;  // ranks that share one order commit steps
 
 std::string demangled(const std::type_info& type) {
   int status = 0;
@@ -269,6 +271,13 @@ Value BuiltLoader::to_value() const {
                       {"batch_sampler", batch_sampler}});
 }
 
+sampling::RankShareOptions share_at(sampling::RankShareOptions share, const ResumePoint& point) {
+  share.first_step = point.left.through;
+  share.first_sample = point.sample_count;
+  share.earlier = point.runs;
+  return share;
+}
+
 PlacesLeft left_of(const EpochAccount& account, const CommitLedger* ledger) {
   if (account.commits && ledger != nullptr) return ledger->left(*account.commits);
   if (account.delivered) return account.delivered->left();
@@ -288,6 +297,13 @@ Value places_to_value(const std::vector<uint64_t>& places) {
     bits[offset / 8] |= std::byte{1} << (offset % 8);
   }
   return Value::dict({{"first", places.front()}, {"bits", to_base64(bits)}});
+}
+
+Value runs_to_value(const std::vector<sampling::StepRun>& runs) {
+  Value::Items items;
+  for (const auto& [first_step, first_sample, step_size] : runs)
+    items.push_back(Value::list({first_step, first_sample, step_size}));
+  return Value::list(std::move(items));
 }
 
 }  // namespace
@@ -340,11 +356,16 @@ Value make_state(const BuiltLoader& built, const EpochAccount* account, int64_t 
                           {"generators", std::move(generators)},
                           {"shards", std::move(shards)},
                           {"dataset", Value()}};
-  if (is_in_progress && account->share) state.push_back({"samples", account->share->samples_before(answered_count)});
+  if (is_in_progress && account->share) state.push_back({"samples", account->share->samples_before(left.through)});
   if (is_in_progress && !left.missing.empty()) {
     Value missing = places_to_value(left.missing);
     set(state, "version", missing.kind() == Value::Kind::kDict ? kVersionWithBits : kVersionWithSkips);
-    state.push_back({"left", Value::dict({{"through", left.through}, {"missing", std::move(missing)}})});
+    Value::Entries places = {{"through", left.through}, {"missing", std::move(missing)}};
+    if (account->share) {
+      places.push_back({"runs", runs_to_value(account->share->runs_of(left.missing))});
+      set(state, "version", kVersionOfRankCommits);
+    }
+    state.push_back({"left", Value::dict(std::move(places))});
   }
   return Value::dict(std::move(state));
 }
@@ -356,6 +377,46 @@ Value with_commits(const Value& state, CommitLedger& ledger) {
   Value commits = ledger.to_state(is_between);
   if (commits["earlier"].size() > 0) set(entries, "version", std::max(state["version"].integer(), kVersionWithEarlier));
   set(entries, "commits", std::move(commits));
+  return Value::dict(std::move(entries));
+}
+
+namespace {
+
+constexpr const char* kOfCommits[] = {"left", "commits"};
+
+// The commits in the part "sampler" of a job's state; null if there are none.
+const Value* sealed_commits(const Value& state) {
+  const Value* sampler = state.kind() == Value::Kind::kDict ? state.find("sampler") : nullptr;
+  const bool has_some = sampler != nullptr && sampler->kind() == Value::Kind::kList && sampler->size() == 2;
+  const Value* commits = has_some ? &(*sampler)[size_t{1}] : nullptr;
+  return commits != nullptr && commits->kind() == Value::Kind::kDict ? commits : nullptr;
+}
+
+}  // namespace
+
+Value sealed(const Value& state) {
+  Value::Entries entries;
+  Value::Entries commits;
+  for (const Value::Entry& entry : state.entries()) {
+    const bool is_of_commits = std::ranges::find(kOfCommits, entry.key.text()) != std::end(kOfCommits);
+    (is_of_commits ? commits : entries).push_back(entry);
+  }
+  if (commits.empty()) return state;
+  const Value* sampler = state.find("sampler");
+  set(entries, "sampler", Value::list({sampler != nullptr ? *sampler : Value(), Value::dict(std::move(commits))}));
+  set(entries, "version", kVersionOfRankCommits);
+  return Value::dict(std::move(entries));
+}
+
+Value opened(const Value& state) {
+  const Value* commits = sealed_commits(state);
+  if (commits == nullptr) return state;
+  Value::Entries entries = state.entries();
+  set(entries, "sampler", (*state.find("sampler"))[size_t{0}]);
+  for (const char* name : kOfCommits) {
+    const Value* part = commits->find(name);
+    if (part != nullptr) set(entries, name, *part);
+  }
   return Value::dict(std::move(entries));
 }
 
@@ -373,10 +434,10 @@ void check_state(const BuiltLoader& built, const Value& state) {
   }
   const Value* version = state.find("version");
   const bool is_known = version != nullptr && version->kind() == Value::Kind::kInteger &&
-                        version->integer() >= kVersion && version->integer() <= kVersionWithBits;
+                        version->integer() >= kVersion && version->integer() <= kVersionOfRankCommits;
   if (!is_known) {
     refuse("the state has version " + as_python(version) + ", but this penstock supports versions " +
-           std::to_string(kVersion) + " to " + std::to_string(kVersionWithBits) +
+           std::to_string(kVersion) + " to " + std::to_string(kVersionOfRankCommits) +
            "; resume with the version of penstock that saved it");
   }
   const Value now = built.to_value();
@@ -435,8 +496,7 @@ PlacesLeft read_left(const BuiltLoader& built, const Part& state, int64_t batche
   PlacesLeft left{.through = static_cast<uint64_t>(state["_sampler_iter_yielded"].count(batches_max))};
   const Part overtaken = state["left"];
   if (overtaken.is_none()) return left;
-  if (built.is_iterable || built.options->shard_by_rank)
-    overtaken.expect("left out, since the batches of this loader are delivered in order");
+  if (built.is_iterable) overtaken.expect("left out, since the batches of this loader are delivered in order");
   const uint64_t delivered_count = left.through;
   const int64_t through = overtaken["through"].count(batches_max);
   left.through = static_cast<uint64_t>(through);
@@ -520,6 +580,64 @@ void read_shard(const Part& shard, uint32_t shard_id, dataset::BatchReader::Shar
   point.shard_states.emplace(shard_id, *shard.value);
 }
 
+// The number of samples in the order of an epoch.
+uint64_t order_size(const BuiltLoader& built) {
+  const auto& sampler = built.options->sampler;
+  return static_cast<uint64_t>(sampler ? sampler->size().value_or(0) : built.sample_count.value_or(0));
+}
+
+// Reads which samples of the order the missing steps have: ascending, and before point.sample_count.
+std::vector<sampling::StepRun> read_runs(const Part& part, const ResumePoint& point, uint64_t order_size) {
+  std::vector<sampling::StepRun> runs;
+  const auto most = static_cast<int64_t>(order_size);
+  int64_t next_step = 0;
+  for (size_t index = 0; index < part.items().size(); ++index) {
+    const Part run = part[index];
+    run.items(3);
+    const int64_t first_step = run[size_t{0}].integer(next_step, kCountMax);
+    next_step = first_step + 1;
+    runs.push_back({.first_step = static_cast<uint64_t>(first_step),
+                    .first_sample = static_cast<uint64_t>(run[size_t{1}].count(most)),
+                    .step_size = static_cast<uint64_t>(run[size_t{2}].integer(1, std::max<int64_t>(1, most)))});
+  }
+  uint64_t next_sample = 0;
+  for (const uint64_t step : point.left.missing) {
+    const auto after = std::ranges::upper_bound(runs, step, {}, &sampling::StepRun::first_step);
+    if (after == runs.begin()) part.expect("a list with the run of step " + std::to_string(step));
+    const sampling::StepRun& run = *(after - 1);
+    const uint64_t steps_max = (order_size - run.first_sample) / run.step_size;  // to the end of the order
+    const uint64_t first = run.first_sample + std::min(step - run.first_step, steps_max + 1) * run.step_size;
+    const uint64_t end = std::min(first + run.step_size, order_size);
+    if (first < next_sample || first >= order_size || end > point.sample_count)
+      part.expect("a list whose step " + std::to_string(step) + " has samples from " + std::to_string(next_sample) +
+                  " to " + std::to_string(point.sample_count));
+    next_sample = end;
+  }
+  return runs;
+}
+
+// Throws if the ranks cannot divide a step that they are to be given again.
+void check_steps(const BuiltLoader& built, const LoadedState& loaded) {
+  auto options = share_of(*built.options);
+  if (!options) return;
+  std::vector<sampling::RankShare::Part> steps;
+  for (const EarlierEpoch& epoch : loaded.commits.earlier)
+    for (const auto& [place, batch] : epoch.batches)
+      steps.push_back({.first = batch.first_place, .count = batch.indices.size()});
+  if (loaded.point) *options = share_at(*options, *loaded.point);
+  const sampling::RankShare share(order_size(built), *options);
+  if (loaded.point)
+    for (const uint64_t step : loaded.point->left.missing) steps.push_back(share.order_part(step));
+  for (const auto& step : steps) {
+    if (share.can_divide(step)) continue;
+    refuse("the state has an uncommitted step of " + std::to_string(step.count) + " samples, which " +
+           std::to_string(options->rank_count) +
+           " ranks cannot divide without losing or repeating samples; resume with a number of ranks that divides " +
+           std::to_string(step.count) + ", or with remainder = kUneven and at most " + std::to_string(step.count) +
+           " ranks, or commit the step before the state is taken");
+  }
+}
+
 ResumePoint read_point(const BuiltLoader& built, const Part& state) {
   const Part shards = state["shards"];
   const int64_t batches_max = batch_count_max(built);
@@ -533,8 +651,10 @@ ResumePoint read_point(const BuiltLoader& built, const Part& state) {
                 "the state contains the state of a Python sampler, which only Python can restore; use a sampler "
                 "without state_dict(), or a sampler of torch");
   }
-  if (built.options->shard_by_rank)
-    point.sample_count = static_cast<uint64_t>(state["samples"].count(built.sample_count.value_or(kCountMax)));
+  if (built.options->shard_by_rank) {
+    point.sample_count = static_cast<uint64_t>(state["samples"].count(static_cast<int64_t>(order_size(built))));
+    if (!point.left.missing.empty()) point.runs = read_runs(state["left"]["runs"], point, order_size(built));
+  }
   if (!built.is_iterable) {
     if (point.answered_count > 0)
       point.last_shard_id = static_cast<uint32_t>((point.answered_count - 1) % built.shard_count);
@@ -568,7 +688,8 @@ ResumePoint read_point(const BuiltLoader& built, const Part& state) {
 
 }  // namespace
 
-LoadedState read_state(const BuiltLoader& built, const Value& state) {
+LoadedState read_state(const BuiltLoader& built, const Value& given) {
+  const Value state = built.options->shard_by_rank ? opened(given) : given;
   check_state(built, state);
   const Part whole{.value = &state, .place = "state"};
   const bool has_seed = !whole["base_seed"].is_none();
@@ -578,6 +699,7 @@ LoadedState read_state(const BuiltLoader& built, const Value& state) {
                      .is_finished_in_epoch = is_finished && has_seed,
                      .commits = read_commits(built, whole["commits"])};
   if (has_seed && !is_finished) loaded.point = read_point(built, whole);
+  check_steps(built, loaded);
   return loaded;
 }
 

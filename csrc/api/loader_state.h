@@ -14,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "api/commit_ledger.h"
 #include "dataset/batch_reader.h"
@@ -107,11 +108,15 @@ struct ResumePoint {
   uint64_t answered_count = 0;
   uint64_t yielded_count = 0;
   PlacesLeft left = {};
-  uint64_t sample_count = 0;  // samples of the order delivered to the job, if ranks share an order
+  uint64_t sample_count = 0;                 // samples of the order before left.through, if ranks share an order
+  std::vector<sampling::StepRun> runs = {};  // of the steps in left.missing, then
   std::optional<uint32_t> last_shard_id = {};
   std::map<uint32_t, dataset::BatchReader::ShardStart> starts = {};  // for an iterable dataset
   std::map<uint32_t, Value> shard_states = {};
 };
+
+// A rank's share of an epoch that continues there.
+sampling::RankShareOptions share_at(sampling::RankShareOptions share, const ResumePoint& point);
 
 // A parsed state.
 struct LoadedState {
@@ -130,8 +135,13 @@ Value make_state(const BuiltLoader& built, const EpochAccount* account, int64_t 
 // The state with the current commits of earlier epochs.
 Value with_commits(const Value& state, CommitLedger& ledger);
 
+// The state of a job of ranks, in which the commits are the second item of the part "sampler", and back: as in Python's
+// (python/penstock/loader/rank_states.py). A state without commits stays as it is.
+Value sealed(const Value& state);
+Value opened(const Value& state);
+
 // Throws Error kValue for an invalid state and for the state of a loader with a different stream.
-LoadedState read_state(const BuiltLoader& built, const Value& state);
+LoadedState read_state(const BuiltLoader& built, const Value& given);
 
 }  // namespace penstock::api
 

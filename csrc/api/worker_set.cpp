@@ -252,11 +252,6 @@ void check_options(const AnyDataset& dataset, const Options& options) {
         "oldest one, from 2 to " +
         std::to_string(session::kAnyOrder) + ", got " + std::to_string(*window) + "; pass in_order = true for none");
   }
-  if (options.commit != Commit::kNone && options.shard_by_rank) {
-    throw Error(ErrorKind::kUnsupported,
-                "commit=manual requires a loader of one rank, got ranks, whose state is one for all of them; give each "
-                "rank a sampler of its own, or leave commit out");
-  }
   if (options.timeout.count() < 0) refuse("timeout option should be non-negative");
   if (options.timeout.count() > 0 && makes_here) {
     refuse("timeout requires workers, got num_workers=0; use workers or omit it");

@@ -30,6 +30,7 @@ using sampling::PackerCounts;
 using sampling::PackerOptions;
 using sampling::RankShare;
 using sampling::RankShareOptions;
+using sampling::StepRun;
 
 namespace {
 
@@ -62,6 +63,23 @@ std::vector<PackedRow> of_plain(const std::vector<PlainRow>& plain) {
   return rows;
 }
 
+// A run of steps is (first_step, first_sample, step_size).
+using PlainRun = std::tuple<uint64_t, uint64_t, uint64_t>;
+
+std::vector<PlainRun> to_plain(const std::vector<StepRun>& runs) {
+  std::vector<PlainRun> plain;
+  for (const auto& [first_step, first_sample, step_size] : runs)
+    plain.emplace_back(first_step, first_sample, step_size);
+  return plain;
+}
+
+std::vector<StepRun> of_plain(const std::vector<PlainRun>& plain) {
+  std::vector<StepRun> runs;
+  for (const auto& [first_step, first_sample, step_size] : plain)
+    runs.push_back({.first_step = first_step, .first_sample = first_sample, .step_size = step_size});
+  return runs;
+}
+
 }  // namespace
 
 void bind_sampling(py::module_& module) {
@@ -71,16 +89,17 @@ void bind_sampling(py::module_& module) {
       .value("UNEVEN", sampling::Remainder::kUneven);
   py::class_<RankShareOptions>(module, "RankShareOptions")
       .def(py::init([](uint64_t rank, uint64_t rank_count, uint64_t step_size, sampling::Remainder remainder,
-                       uint64_t first_step, uint64_t first_sample) {
+                       uint64_t first_step, uint64_t first_sample, const std::vector<PlainRun>& earlier) {
              return RankShareOptions{.rank = rank,
                                      .rank_count = rank_count,
                                      .step_size = step_size,
                                      .remainder = remainder,
                                      .first_step = first_step,
-                                     .first_sample = first_sample};
+                                     .first_sample = first_sample,
+                                     .earlier = of_plain(earlier)};
            }),
            py::kw_only(), py::arg("rank"), py::arg("rank_count"), py::arg("step_size"), py::arg("remainder"),
-           py::arg("first_step"), py::arg("first_sample"));
+           py::arg("first_step"), py::arg("first_sample"), py::arg("earlier"));
   py::class_<RankShare>(module, "RankShare")
       .def(py::init<uint64_t, const RankShareOptions&>(), py::arg("sample_count"), py::arg("options"))
       .def_property_readonly("step_count", &RankShare::step_count)
@@ -90,10 +109,7 @@ void bind_sampling(py::module_& module) {
       .def(
           "step_samples",
           [](const RankShare& self, uint64_t step) {
-            const auto part = self.step_part(step);
-            std::vector<uint64_t> places(part.count);
-            for (uint64_t at = 0; at < part.count; ++at) places[at] = self.sample_at(part.first + at);
-            return std::pair(part.first, places);
+            return std::pair(self.order_part(step).first, self.step_samples(step));
           },
           py::arg("step"))
       .def(
@@ -102,7 +118,30 @@ void bind_sampling(py::module_& module) {
             return self.owned_samples(step, owners);
           },
           py::arg("step"), py::arg("owners"))
-      .def("samples_before", &RankShare::samples_before, py::arg("step"));
+      .def(
+          "order_part",
+          [](const RankShare& self, uint64_t step) {
+            const auto part = self.order_part(step);
+            return std::pair(part.first, part.count);
+          },
+          py::arg("step"))
+      .def(
+          "can_divide",
+          [](const RankShare& self, uint64_t first, uint64_t count) {
+            return self.can_divide({.first = first, .count = count});
+          },
+          py::arg("first"), py::arg("count"))
+      .def("samples_before", &RankShare::samples_before, py::arg("step"))
+      .def(
+          "runs_of",
+          [](const RankShare& self, const std::vector<uint64_t>& steps) { return to_plain(self.runs_of(steps)); },
+          py::arg("steps"))
+      .def_static(
+          "of_step",
+          [](uint64_t first, uint64_t count, const RankShareOptions& options) {
+            return RankShare::of_step({.first = first, .count = count}, options);
+          },
+          py::arg("first"), py::arg("count"), py::arg("options"));
 
   module.def(
       "owners_of",

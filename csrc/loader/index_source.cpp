@@ -156,23 +156,32 @@ std::optional<std::span<const int64_t>> TorchSampler::pull_missing() {
 }
 
 IndexSource::Indices TorchSampler::indices_at(uint64_t place) {
-  const uint64_t first = place * static_cast<uint64_t>(options_.batch_size);
   const auto sample_count = static_cast<uint64_t>(options_.sample_count);
-  PENSTOCK_ASSERT(!options_.share && has_started_ && first < sample_count, "the order has no batch ", place);
+  if (options_.share) {
+    const auto part = sampling::RankShare(sample_count, *options_.share).order_part(place);
+    return {.kind = wire::IndexKind::kIntegers,
+            .body = std::as_bytes(run(part.first, part.count)),
+            .first_place = part.first};
+  }
+  const uint64_t first = place * static_cast<uint64_t>(options_.batch_size);
+  PENSTOCK_ASSERT(has_started_ && first < sample_count, "the order has no batch ", place);
   const auto count = std::min(sample_count - first, static_cast<uint64_t>(options_.batch_size));
   return {.kind = wire::IndexKind::kIntegers, .body = std::as_bytes(run(first, count)), .first_place = first};
 }
 
 std::optional<std::span<const int64_t>> TorchSampler::pull_part() {
-  const auto sample_count = static_cast<uint64_t>(options_.sample_count);
-  const sampling::RankShare share(sample_count, *options_.share);
+  const sampling::RankShare share(static_cast<uint64_t>(options_.sample_count), *options_.share);
   if (!has_started_) start();
+  if (missing_count_ < options_.missing.size()) return part_of(share, options_.missing[missing_count_++]);
   if (step_ + 1 >= share.step_count()) exhaust();
   if (step_ >= share.step_count()) return std::nullopt;
-  const uint64_t step = step_++;
+  return part_of(share, step_++);
+}
+
+std::span<const int64_t> TorchSampler::part_of(const sampling::RankShare& share, uint64_t step) {
   const auto part = share.part(step);
   last_place_ = part.first;
-  if (part.first + part.count <= sample_count) return run(part.first, part.count);
+  if (part.first + part.count <= static_cast<uint64_t>(options_.sample_count)) return run(part.first, part.count);
   batch_.clear();
   for (const uint64_t place : share.samples(step)) batch_.push_back(index_at(place));
   return batch_;
@@ -234,7 +243,10 @@ bool is_same(const TorchSamplerOptions& left, const TorchSamplerOptions& right) 
 
 ExpectedEpoch::ExpectedEpoch(const NextSeeds& next, TorchSamplerOptions sampler)
     : sampler_(std::move(sampler)), seeds_(next.seeds) {
-  if (sampler_.share) sampler_.share->first_step = sampler_.share->first_sample = 0;
+  if (sampler_.share) {
+    sampler_.share->first_step = sampler_.share->first_sample = 0;
+    sampler_.share->earlier.clear();
+  }
   GeneratorCopies copies;
   if (next.draws_base_seed) seeds_.base_seed = draw_seed(copies.of(next.base_generator));
   if (!sampler_.shuffle) return;

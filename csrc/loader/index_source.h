@@ -58,7 +58,7 @@ struct TorchSamplerOptions {
   std::optional<at::Generator> generator;  // of the sampler; nullopt: seeded from torch's default generator
   std::optional<uint64_t> seed = {};       // the seed to use then, if it is known already
   int64_t skipped_batch_count = 0;         // of a resumed epoch: drawn again at the first pull, and skipped
-  std::vector<uint64_t> missing = {};      // except these places, ascending, which are given first; without `share`
+  std::vector<uint64_t> missing = {};      // except these places, ascending, which are given first
   // The share of one rank, in place of batch_size and drop_last: all ranks have one common order.
   std::optional<sampling::RankShareOptions> share = {};
 };
@@ -87,7 +87,8 @@ class TorchSampler : public IndexSource {
     if (!has_own_generator_) options_.generator = generator;
   }
 
-  // The indices of the batch at a place of the order, which were pulled; valid until the next call. Without `share`.
+  // The indices of the batch at a place of the order, which were pulled; valid until the next call. With `share`, of
+  // the step at that place, of all ranks.
   Indices indices_at(uint64_t place);
 
   // Whether it has made its last draw.
@@ -99,6 +100,7 @@ class TorchSampler : public IndexSource {
   std::optional<std::span<const int64_t>> pull();
   std::optional<std::span<const int64_t>> pull_missing();
   std::optional<std::span<const int64_t>> pull_part();
+  std::span<const int64_t> part_of(const sampling::RankShare& share, uint64_t step);
   void skip(int64_t batch_count);
   void start();
   void exhaust();

@@ -49,6 +49,8 @@ struct Loaders {
     options.shard_by_rank = true;
     options.rank = 0;
     options.world_size = 2;
+    options.remainder = Remainder::kPad;
+    options.commit = Commit::kManual;
     return options;
   }();
   Options of_commits{.batch_size = 4, .num_workers = 2, .commit = Commit::kManual};

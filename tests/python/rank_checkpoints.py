@@ -4,7 +4,8 @@
     rank_checkpoints.py FOLDER '{"sizes": [4, 2], "steps": 2, "workers": 1, "order": "mixture"}'
 
 The job runs once with each number of ranks in "sizes". Each run makes some steps, saves
-`{"loader": loader}` and ends; the last run makes the rest of the epoch. Prints as JSON the steps
+`{"loader": loader}` and ends; the last run makes the rest of the epoch. With "commit", the first
+and the third step of a run that saves are not committed, and do not count. Prints as JSON the steps
 over all ranks, the same steps of one uninterrupted loader, and the names of the loader's state in
 the first checkpoint.
 """
@@ -37,22 +38,28 @@ class Points(torch.utils.data.Dataset[torch.Tensor]):
         return torch.cat([torch.tensor([float(index)]), torch.rand(2)])
 
 
-def make_loader(order: str, workers: int) -> Any:
+def make_loader(order: str, workers: int, commit: str | None = None) -> Any:
     options: dict[str, Any] = {"shuffle": True}
     if order == "mixture":
         sampler = MixtureSampler([20, 40], [1, 1], when_exhausted="leave_out")
         options = {"sampler": sampler}
-    return DataLoader(
-        Points(), num_workers=workers, ranks=Ranks(global_batch_size=STEP_SIZE), **options
-    )
+    ranks = Ranks(global_batch_size=STEP_SIZE)
+    return DataLoader(Points(), num_workers=workers, ranks=ranks, commit=commit, **options)
 
 
 def run_rank(rank: int, given: dict[str, Any], folder: Path, number: int, is_last: bool) -> None:
     torch.set_num_threads(1)
-    loader = make_loader(given["order"], given["workers"])
+    commit = "manual" if given.get("commit") else None
+    loader = make_loader(given["order"], given["workers"], commit)
     if number > 0:
         dcp.load({"loader": loader}, checkpoint_id=folder / f"checkpoint-{number - 1}")
-    batches = [batch.tolist() for batch in _first(loader, None if is_last else given["steps"])]
+    taken = [*_first(loader, None if is_last else given["steps"])]
+    if commit is not None:
+        if not is_last:
+            del taken[0:3:2]  # in flight
+        for batch in taken:
+            loader.commit(batch)
+    batches = [batch.tolist() for batch in taken]
     (folder / f"run-{number}-rank-{rank}").write_text(json.dumps(batches))
     if not is_last:
         dcp.save({"loader": loader}, checkpoint_id=folder / f"checkpoint-{number}")

@@ -467,7 +467,11 @@ def test_commit_requires_the_option_and_a_loader_that_can_repeat() -> None:
     for dataset, options, words in (
         (Shards(), {"shuffle": None}, "a map-style dataset, got Shards"),
         (WithState(), {}, "a dataset without state_dict(), got WithState"),
-        (Counted(), {"ranks": Ranks(0, 2), "seeding": None}, "a loader of one rank"),
+        (
+            Counted(),
+            {"ranks": Ranks(0, 1, replica_group=[0]), "seeding": None},
+            "a loader without replica_group, got [0]",
+        ),
     ):
         error = error_of(lambda: make(dataset, **options))  # noqa: B023
         assert isinstance(error, UnsupportedError) and words in str(error)

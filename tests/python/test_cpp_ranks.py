@@ -92,6 +92,61 @@ def test_job_resumes_across_cpp_and_python_with_other_rank_counts(
     assert cpp_rank(0, 1, options=options, state=last.state_dict()) == whole[3:]
 
 
+def joined(parts: list[Any]) -> list[Any]:
+    """Return the columns of a step, from the columns of each rank's part."""
+    return [sum(columns, []) for columns in zip(*parts, strict=True)]
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("order", [{"shuffle": True}, {"is_backwards": True}], ids=str)
+def test_uncommitted_steps_move_between_cpp_and_python_ranks(order: dict[str, Any]) -> None:
+    """They are of two epochs, and each job has another number of ranks."""
+    options = {"global_batch_size": 6, **order}
+    loader = python_rank(0, 1, **options, remainder="uneven")
+    whole = [as_numbers(batch) for _ in range(2) for batch in loader]  # 4 steps an epoch
+    in_cpp = {"options": {**options, "commit": True, "num_workers": 2}}
+
+    states = []
+    for rank in range(3):
+        loader = python_rank(rank, 3, commit="manual", **options, remainder="uneven")
+        ids = []
+        for _ in range(2):
+            for _ in loader:
+                ids.append(loader.batch_id())
+                if len(ids) == 7:
+                    break
+        for number, one in enumerate(ids):
+            if number not in (1, 2, 4, 5):
+                loader.commit(one)
+        states.append(json.loads(json.dumps(loader.state_dict())))
+    assert states[1:] == states[:-1]
+
+    # C++ ranks are given the steps that are left, in the middle of the epoch and to its end.
+    of_cpp = [
+        cpp_rank(rank, 2, "uneven", state=states[0], stop=3, keep=[0], **in_cpp)
+        for rank in range(2)
+    ]
+    parts = [[joined([*step]) for step in zip(*(one[:-2] for one in of_cpp), strict=True)]]
+    assert of_cpp[0][-2:] == of_cpp[1][-2:]
+    state = of_cpp[0][-1]
+    assert state["version"] == 6 and state["sampler"][1]["left"]["runs"] == [[1, 6, 6]]
+    of_cpp = [cpp_rank(rank, 3, "uneven", state=state, keep=[0, 1], **in_cpp) for rank in range(3)]
+    parts += [[joined([*step]) for step in zip(*(one[:-2] for one in of_cpp), strict=True)]]
+    assert of_cpp[0][-2:] == of_cpp[1][-2:] == of_cpp[2][-2:]
+    assert parts == [[whole[at] for at in (1, 2, 4)], [whole[at] for at in (1, 5, 7)]]
+    assert of_cpp[0][-2] == [[0, 1], [1, 1]]
+
+    last = [
+        python_rank(rank, 2, commit="manual", **options, remainder="uneven") for rank in range(2)
+    ]
+    rows = []
+    for loader in last:
+        loader.load_state_dict(of_cpp[0][-1])
+        rows.append([as_numbers(batch) for batch in loader.redeliver()])
+        assert loader.outstanding == ((0, 1), (1, 1))
+    assert [joined([*step]) for step in zip(*rows, strict=True)] == [whole[1], whole[5]]
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("options", "message"),

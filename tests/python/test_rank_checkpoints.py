@@ -40,6 +40,21 @@ def test_checkpoint_of_four_ranks_resumes_with_fewer(order: str, tmp_path: Path)
     assert len(set(report["stored"])) == len(report["stored"]), "each part is stored by one rank"
 
 
+@pytest.mark.slow
+@pytest.mark.long("shuffled")
+@pytest.mark.parametrize("order", ["shuffled", "mixture"])
+def test_checkpoint_has_the_steps_that_were_not_committed(order: str, tmp_path: Path) -> None:
+    """4 ranks save with commits in flight, then 2, and 1 commits the rest."""
+    given = {"sizes": [4, 2, 1], "steps": 3, "workers": 1, "order": order, "commit": True}
+    command = [sys.executable, PROGRAM, tmp_path / "job", json.dumps(given)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_MAX)
+    wait_until_gone(tmp_path / "job")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert len(report["steps"]) == 5
+    assert sorted(map(sorted, report["steps"])) == sorted(map(sorted, report["whole"]))
+
+
 class Remembering(Dataset[int]):
     """A map-style dataset with a state, whose shape changes."""
 

@@ -104,7 +104,7 @@ class PENSTOCK_API DataLoader {
   // The current position in the stream: a loader with the same dataset and options that loads it delivers the batches
   // that this one would deliver next. With Options::commit, it delivers all batches that are not committed. The options
   // of delivery (num_workers, in_order, pool) may differ. Throws kUnsupported with shard_by_rank and workers, unless
-  // in_order is true.
+  // in_order is true or the steps are committed.
   State state() const;
   // Takes effect at the next begin(). Throws kValue for the state of a loader with a different stream.
   void load_state(const State& state);

@@ -78,8 +78,9 @@ struct Options {
   // The maximum total size of the batches requested ahead. 0: limited by prefetch_factor only.
   int64_t prefetch_bytes = 0;
   // kManual, for a map-style dataset: a resumed loader delivers the batches that were delivered and not committed
-  // again, once each, before the others. Python's commit="auto" has no counterpart, since the optimizers of torch's C++
-  // library do not report their steps.
+  // again, once each, before the others. With shard_by_rank, all ranks commit the same steps, and a job of any number
+  // of ranks resumes. Python's commit="auto" has no counterpart, since the optimizers of torch's C++ library do not
+  // report their steps.
   Commit commit = Commit::kNone;
   // "tcp://host:port", the address of a pool's controller. std::nullopt: the environment's PENSTOCK_POOL, if a pool can
   // serve the dataset. Empty: no pool.

@@ -35,6 +35,7 @@ class CommitLedger:
         self.next_number = 0
         self.to_repeat: list[OpenEpoch] = []  # of a loaded state, before the epoch that it is in
         self.generation = 0  # loaded states so far
+        self.reshard_count = 0  # changes of the number of ranks so far
 
     # The stream.
 

@@ -43,8 +43,9 @@ from penstock.loader.loader_state import (
     begin_from,
     check_has_state,
     check_state,
-    note_commits,
+    commits_of,
     state_of_now,
+    with_commits,
     with_data_checked,
 )
 from penstock.loader.local_iterator import LocalPoolIter
@@ -284,8 +285,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ``"manual"``: the batches that the program passed to :meth:`commit`, in any order; those
             that were delivered and not committed are delivered again after a resume, once each,
             before the others. ``"auto"``: the same, and each step of an optimizer of torch commits
-            all batches delivered before it, as in a loop with gradient accumulation. Requires a
-            map-style dataset without a state, and no ``ranks``. Default: None.
+            all batches delivered before it, as in a loop with gradient accumulation. With
+            ``ranks``, steps are committed; ranks that commit at different times merge their states
+            with :func:`penstock.merge_states`. Requires a map-style dataset without a state, and
+            no ``replica_group``. Default: None.
         pool (Pool | str | None): Pool of workers that make the batches, as a :class:`penstock.Pool`
             or, in the short form, the address of its controller, ``"tcp://host:port"``. The workers
             are on this machine or others, and may join, leave and fail during training. With
@@ -1099,8 +1102,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             dict[str, Any]: JSON-serializable if the states of the dataset and the sampler are.
 
         Raises:
-            UnsupportedError: For datapipes, and for workers with ``in_order=False`` and ``ranks``.
-                The attribute does not exist then for ``hasattr()``.
+            UnsupportedError: For datapipes, and for workers with ``in_order=False`` and ``ranks``,
+                unless they commit. The attribute does not exist then for ``hasattr()``.
             RuntimeError: If a dataset or a sampler does not return its state.
 
         Example::
@@ -1115,9 +1118,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         options = LoaderOptions.of(self)
         self._run.want_states(options)
         if self._started is not None:
-            state = self._started.state
-            note_commits(options, self._run, state)
-            return state
+            return with_commits(options, self._run, self._started.state)
         running = getattr(self, "_iterator", None)
         return state_of_now(options, self._run, running, asks_workers=True)
 
@@ -1179,7 +1180,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._run.begin_at(copied_state(dict(state_dict)) or None)
         ledger = self._run.ledger(options)
         if ledger is not None:
-            ledger.load(copied_state(state_dict.get("commits")))
+            ledger.load(commits_of(options, state_dict))
 
     def reshard(
         self,
@@ -1195,7 +1196,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         of that size would that resume from the job's state. Its workers and its connection to a
         pool stay; batches that they have made ahead are made again where another rank needs them.
         The workers of an iterable dataset are restarted, because each has its shards. Between two
-        epochs the numbers apply to the next epoch.
+        epochs the numbers apply to the next epoch. With ``commit``, steps that are not committed
+        are delivered once more, divided over the new ranks.
 
         A rank that joins is started with ``ranks=Ranks(rank, world_size)`` of the new size, loads
         the state of any old rank with :meth:`load_state_dict`, and calls this method too. A rank
@@ -1215,10 +1217,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             RankError: If the ranks call this with different sizes or after different steps, or one
                 of them does not call it within 10 minutes. The loader continues at its old size.
             ValueError: If the numbers, or the batch size for them, are not possible, or ``state``
-                is of another loader or of one rank only.
-            UnsupportedError: Without ``ranks``, with a ``replica_group`` or ``in_order=False``, for
-                a map-style dataset with a state, for a sampler without one that is not torch's, and
-                between :meth:`start_prefetch` and ``iter()``.
+                is of another loader or of one rank only, or if steps of earlier epochs are not
+                committed in the middle of an epoch.
+            UnsupportedError: Without ``ranks``, with a ``replica_group``, with ``in_order=False``
+                unless steps are committed, for a map-style dataset with a state, for a sampler
+                without one that is not torch's, and between :meth:`start_prefetch` and ``iter()``.
 
         See Also:
             :func:`penstock.merge_states`, :meth:`state_dict`

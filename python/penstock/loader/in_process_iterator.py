@@ -106,7 +106,9 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
         if point is not None:
             self._num_yielded = point.yielded_count
         self._steps = steps_of_job(options, run)
-        progress.sampler.is_ahead = self._steps is not None  # by the batch of the next step
+        # By the batch of the next step, or by steps that are not committed.
+        of_ranks = options.shard_by_rank and progress.commits is not None
+        progress.sampler.is_ahead = self._steps is not None or of_ranks
         self._outcome: _Outcome | None = None  # made, and delivered when all ranks take its step
         self._is_order_drawn = False
         self._is_order_of_globals = (
@@ -289,7 +291,7 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
         self._asked_for = super()._next_index()
         commits = self._progress.commits
         if commits is not None:
-            commits.note_pull(self._pulled_batch(), self._asked_for, self._place_of_pulled())
+            commits.note_pull(self._pulled_batch(), *self._whole_pull(self._asked_for))
         if self._progress.visits is not None and self._dataset_kind == DatasetKind.Map:
             self._progress.visits.note_pull(self._pulled_batch(), self._asked_for)
         return self._asked_for

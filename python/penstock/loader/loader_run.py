@@ -6,6 +6,7 @@ The options are in `options.py`. Neither record holds the loader, whose deletion
 
 from __future__ import annotations
 
+import hashlib
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,7 @@ from penstock.loader.client_cache import ClientCache
 from penstock.loader.commit_ledger import CommitLedger, commit_after_steps
 from penstock.loader.options import LoaderOptions
 from penstock.loader.pickle_watch import PickleWatch
+from penstock.loader.rank_states import opened
 from penstock.loader.skipped_samples import EpochSkips, SkippedSamples
 from penstock.loader.source import Source, with_workers_apart
 from penstock.loader.step_times import WorkTimes
@@ -31,6 +33,7 @@ from penstock.ranks.replica_group import ReplicaGroup
 from penstock.ranks.resizing import ResizePast
 from penstock.ranks.steps import StepAgreement
 from penstock.stream.batch_seeds import DrawWarning
+from penstock.stream.places import places_from_json
 from penstock.stream.progress import GeneratorHolder, GeneratorSnapshot, Progress, sampler_states
 from penstock.stream.shard_state import ResumedDataset
 from penstock.tracking.batch_origin import ProvenanceTable
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
     from penstock.loader.visit_log import VisitLog
 
 _NEVER = 1 << 62
+_LISTED_MAX = 5  # steps in a message
 # The fields that a pickle or a copy of a loader has; the others belong to this process.
 _COPIED = (
     "epoch_count",
@@ -138,7 +142,7 @@ class LoaderRun:
         if progress is None:
             snapshot = GeneratorSnapshot.take(options)
             progress = Progress(self.epoch_count, snapshot, options.shard_count)
-        if self.wants_states:
+        if self.wants_states or options.shard_by_rank:
             progress.samplers_before = sampler_states(options)
         if self.wants_states or options.shard_by_rank:
             # A rank's state is its job's state, which a rank's place with its workers is not.
@@ -289,11 +293,33 @@ class RunSnapshot:
 
 def place_of(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the place in the stream that a loader's state has, for a comparison of ranks."""
-    return {
+    state = opened(dict(state))
+    place = {
         "epoch": state["epoch"],
         "samples given before": state.get("samples", 0),
         "steps taken before": (state.get("shards") or {}).get("step", 0),
     }
+    if state.get("commits") is not None or state.get("left") is not None:
+        place["uncommitted steps"] = _format_uncommitted(state)
+    return place
+
+
+def _format_uncommitted(state: Mapping[str, Any]) -> str:
+    """Return the steps that a state has to deliver again, oldest first: some, and a digest."""
+    steps = [
+        (epoch["epoch"], place)
+        for epoch in (state.get("commits") or {"earlier": ()})["earlier"]
+        for place, _, _ in epoch["batches"]
+    ]
+    left = state.get("left")
+    if left is not None:
+        number = (state.get("commits") or {}).get("epoch", state["epoch"])
+        steps += [(number, place) for place in places_from_json(left["missing"])]
+    if not steps:
+        return "none"
+    digest = hashlib.sha256(repr(steps).encode()).hexdigest()[:8]
+    listed = ", ".join(map(str, steps[:_LISTED_MAX]))
+    return f"{listed}{', ...' if len(steps) > _LISTED_MAX else ''} ({len(steps)}, SHA-256 {digest})"
 
 
 def run_of(loader: DataLoader[Any]) -> LoaderRun:

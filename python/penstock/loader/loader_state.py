@@ -14,7 +14,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,13 +25,20 @@ from penstock.errors import StateUnsupportedError
 from penstock.loader.data_version import data_version
 from penstock.loader.loader_run import LoaderRun, WorkerIterator
 from penstock.loader.options import LoaderOptions
+from penstock.loader.rank_commits import (
+    check_steps,
+    is_between,
+    places_left,
+    rank_start,
+    samples_of_sampler,
+)
 from penstock.loader.rank_states import note_rank, opened, sealed, with_data
 from penstock.loader.state_check import check_built, check_form
 from penstock.program_line import warn
-from penstock.ranks.sharding import RankBatchSampler
+from penstock.ranks.sharding import RankBatchSampler, RankStart, WholeStep
 from penstock.stream.batch_seeds import generator_states
-from penstock.stream.commits import OpenEpoch
-from penstock.stream.places import PlacesLeft, places_from_json, places_to_json
+from penstock.stream.commits import OpenEpoch, PulledBatch
+from penstock.stream.places import PlacesLeft, places_to_json
 from penstock.stream.progress import (
     GeneratorSnapshot,
     GeneratorsReplayed,
@@ -57,6 +64,7 @@ _VERSION_WITH_SKIPS = 2  # of a state with places that were skipped, which older
 _VERSION_OF_SNAPSHOTS = 3  # parts may be from before or after the state's place
 _VERSION_WITH_EARLIER = 4  # batches of earlier epochs are to be delivered first
 _VERSION_WITH_BITS = 5  # many places that are left are written as bits
+_VERSION_OF_RANK_COMMITS = 6  # ranks that share one order commit steps
 # Allows states of other data where a framework calls load_state_dict().
 OTHER_DATA_VARIABLE = "PENSTOCK_ALLOW_OTHER_DATA"
 _T = TypeVar("_T")
@@ -69,11 +77,12 @@ def check_has_state(options: LoaderOptions) -> None:
             "state_dict() does not support datapipes, since torch's iterator reads them and does "
             "not report its position; use a map-style or an iterable dataset"
         )
-    if options.is_parallel and not options.in_order and options.shard_by_rank:
+    is_free = options.is_parallel and not options.in_order
+    if is_free and options.shard_by_rank and options.commit is None:
         raise StateUnsupportedError(
             f"state_dict() with {options.sharding_words} requires in_order=True, got "
             f"in_order=False, with which each rank delivers its steps in a different order; set "
-            f"in_order=True"
+            f"in_order=True, or commit the steps (commit=)"
         )
 
 
@@ -96,19 +105,30 @@ def state_of_now(
         if (version := _data_version_of(options, run)) is not None:
             state["data"] = version
         if run.visits is not None and not options.is_seeded_by_batch:
-            run.visits.note_state(state, _is_between_epochs(state))
-    note_commits(options, run, state)
-    return sealed(state) if options.is_same_on_all_ranks else state
+            run.visits.note_state(state, is_between(state))
+    return with_commits(options, run, state)
 
 
-def note_commits(options: LoaderOptions, run: LoaderRun, state: dict[str, Any]) -> None:
-    """Replace the part of ``state`` about the batches of earlier epochs by the current one."""
+def with_commits(options: LoaderOptions, run: LoaderRun, state: dict[str, Any]) -> dict[str, Any]:
+    """Return ``state`` with the current batches of earlier epochs that are not committed."""
+    of_ranks = options.is_same_on_all_ranks
     ledger = run.ledger(options)
     if ledger is None:
-        return
-    state["commits"] = ledger.to_state(_is_between_epochs(state))
+        return sealed(state) if of_ranks else state
+    state = opened(state) if of_ranks else state
+    state["commits"] = ledger.to_state(is_between(state))
     if state["commits"]["earlier"]:
         state["version"] = max(state["version"], _VERSION_WITH_EARLIER)
+    if of_ranks:
+        state["version"] = _VERSION_OF_RANK_COMMITS
+        return sealed(state)
+    return state
+
+
+def commits_of(options: LoaderOptions, state: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return a copy of the part of a state about commits."""
+    state = opened(dict(state)) if options.is_same_on_all_ranks else state
+    return copied_state(state.get("commits"))
 
 
 def _data_version_of(options: LoaderOptions, run: LoaderRun) -> str | None:
@@ -146,7 +166,7 @@ def _note_skipped(options: LoaderOptions, run: LoaderRun, state: dict[str, Any])
     if options.is_same_on_all_ranks or (options.on_error == "raise" and len(run.skipped) == 0):
         return
     progress = run.progress
-    of_epoch = None if progress is None or _is_between_epochs(state) else progress.skips
+    of_epoch = None if progress is None or is_between(state) else progress.skips
     state["skipped"] = run.skipped.to_state(of_epoch)
 
 
@@ -158,9 +178,12 @@ def _state_at(
     is_under_way = (
         progress is not None and progress.base_seed is not None and not progress.is_finished
     )
+    left = progress.left if progress else PlacesLeft(0)  # once: other threads may commit
+    is_committed = progress is not None and progress.commits is not None
+    yielded_count = progress.yielded_count if progress else 0
     state: dict[str, Any] = {
-        "_sampler_iter_yielded": progress.left.delivered_count if progress else 0,
-        "_num_yielded": _yielded_count(progress) if progress else 0,
+        "_sampler_iter_yielded": left.delivered_count,
+        "_num_yielded": left.delivered_count if is_committed else yielded_count,
         "_index_sampler_state": None,
         "_iterator_finished": progress is not None and progress.is_finished,
         "version": _VERSION,
@@ -200,40 +223,41 @@ def _state_at(
             "before": _none_if_all_none(progress.states_before),
         },
     )
-    _note_sampler(options, progress, state)
-    left = progress.left
+    _note_sampler(options, progress, left, state)
     if left.missing:
         missing = places_to_json(left.missing)
         version = _VERSION_WITH_SKIPS if type(missing) is list else _VERSION_WITH_BITS
         state["version"] = max(state["version"], version)
         state["left"] = {"through": left.through, "missing": missing}
+        if progress.share is not None:
+            runs = progress.share.runs_of(left.missing)
+            state["left"]["runs"] = [list(run) for run in runs]
+            state["version"] = _VERSION_OF_RANK_COMMITS
     if any(isinstance(one, dict) and "batches" in one for one in state["shards"]["states"] or ()):
         state["version"] = max(state["version"], _VERSION_OF_SNAPSHOTS)
     if progress.share is not None:
         # The same on all ranks, for any number of workers per rank.
-        state["samples"] = progress.share.samples_before(progress.answered_count)
-        state["shards"].update(counts=[progress.answered_count], last=None)
+        state["samples"] = progress.share.samples_before(left.through)
+        state["shards"].update(counts=[left.delivered_count], last=None)
     return state
 
 
-def _yielded_count(progress: Progress) -> int:
-    if progress.commits is not None:
-        return progress.left.delivered_count
-    return progress.yielded_count
-
-
-def _note_sampler(options: LoaderOptions, progress: Progress, state: dict[str, Any]) -> None:
+def _note_sampler(
+    options: LoaderOptions, progress: Progress, left: PlacesLeft, state: dict[str, Any]
+) -> None:
     """Add the state of the sampler in the middle of an epoch."""
-    first = progress.left.first
+    first = left.first
     if progress.sampler.pull_count == 0 or (first == 0 and progress.samplers_before is not None):
         # Their states at the start of the epoch.
         samplers = progress.samplers_before or sampler_states(options)
         if first == 0 or samplers is not None:
             state["samplers"] = samplers
         return
-    place = progress.sampler_place()
+    place = progress.sampler.place(first)
     state["_index_sampler_state"] = place.state
-    if place.state is None or (place.pull_count == first and not place.is_over):
+    # A reader takes it for the state at the first batch left; of ranks, after their samples.
+    expected = first if progress.share is None else left.through
+    if place.state is None or (place.pull_count == expected and not place.is_over):
         return
     state["version"] = max(state["version"], _VERSION_OF_SNAPSHOTS)
     state["sampler"] = {
@@ -242,7 +266,7 @@ def _note_sampler(options: LoaderOptions, progress: Progress, state: dict[str, A
         "is_over": place.is_over,
     }
     if progress.share is not None:
-        state["sampler"]["samples"] = progress.share.samples_before(place.pull_count)
+        state["sampler"]["samples"] = place.state["samples_yielded"]
 
 
 def _states_of_shards(options: LoaderOptions, progress: Progress) -> list[Any]:
@@ -363,12 +387,14 @@ def check_state(options: LoaderOptions, state: dict[str, Any]) -> None:
             f"{sorted(map(str, state))}; load such a result"
         )
     version = state.get("version")
-    known = range(_VERSION, _VERSION_WITH_BITS + 1)
+    known = range(_VERSION, _VERSION_OF_RANK_COMMITS + 1)
     if type(version) is not int or version not in known:
         raise ValueError(
             f"the state has version {version!r}, but this penstock supports versions {_VERSION} to "
-            f"{_VERSION_WITH_BITS}; resume with the version of penstock that saved it"
+            f"{_VERSION_OF_RANK_COMMITS}; resume with the version of penstock that saved it"
         )
+    if options.is_same_on_all_ranks:
+        state = opened(state)
     built, now = state["built"], _built(options)
     check_built(built)
     for name in [*built, *(name for name in now if name not in built)]:
@@ -378,6 +404,7 @@ def check_state(options: LoaderOptions, state: dict[str, Any]) -> None:
                 f"{name} {now.get(name)!r}, so its stream is another; build the loader as it was"
             )
     check_form(options, state)
+    check_steps(options, state)
     shards = state["shards"]
     if shards is None:
         return
@@ -389,10 +416,10 @@ def check_state(options: LoaderOptions, state: dict[str, Any]) -> None:
                 f"{len(states)} processes, but this loader reads it in {process_count}; resume "
                 f"with num_workers={len(states)}"
             )
-    if _is_between_epochs(state):
+    if is_between(state):
         return
     answered_count = state["_sampler_iter_yielded"]
-    left = _places_left(state)
+    left = places_left(state)
     if answered_count != left.delivered_count:
         raise ValueError(
             f"_sampler_iter_yielded is {answered_count} but {left.delivered_count} batches were "
@@ -440,28 +467,25 @@ def begin_from(
     load_shard_between_epochs(
         options.dataset, {name: part for name, part in parts.items() if part is not None}
     )
-    is_between = _is_between_epochs(state)
+    starts_epoch = is_between(state)
     globals_then = _with_current_states(state["generators"]["globals"])
     is_of_now = globals_then == _globals_to_json(generator_states())
-    is_replayed = not is_between or not is_of_now
+    is_replayed = not starts_epoch or not is_of_now
     progress = run.resuming = Progress(
         state["epoch"],
         snapshot,
         options.shard_count,
         is_replayed=is_replayed,
         draws_seed=state["draws_seed"],
-        point=None if is_between else _resume_point(options, state),
+        point=None if starts_epoch else _resume_point(options, state),
     )
-    if state["shards"] is not None and not is_between:
+    if state["shards"] is not None and not starts_epoch:
         progress.first_step = state["shards"].get("step", 0)
     if state["shards"] is not None and state["shards"].get("before") is not None:
         progress.states_before = list(state["shards"]["before"])
     index_sampler = options.index_sampler
-    if isinstance(index_sampler, RankBatchSampler) and not is_between:
-        first_of_sampler = 0
-        if state["_index_sampler_state"] is not None:
-            first_of_sampler = (state.get("sampler") or state).get("samples", state["samples"])
-        index_sampler.begin_at(state["_sampler_iter_yielded"], state["samples"], first_of_sampler)
+    if isinstance(index_sampler, RankBatchSampler) and not starts_epoch:
+        index_sampler.begin_at(rank_start(state))
     try:
         with GeneratorsReplayed(snapshot) if is_replayed else contextlib.nullcontext():
             iterator = begin()
@@ -471,7 +495,7 @@ def begin_from(
         return iterator
     except BaseException:
         if isinstance(index_sampler, RankBatchSampler):
-            index_sampler.begin_at(0, 0)
+            index_sampler.begin_at(RankStart())
         raise
     finally:
         run.resuming = None
@@ -484,6 +508,9 @@ def begin_repeat(
     earlier epoch that are not committed. The generators stay as they are."""
     snapshot = GeneratorSnapshot.take(options)
     pulled = tuple(epoch.pulled[place] for place in sorted(epoch.pulled))
+    sampler = options.index_sampler
+    if isinstance(sampler, RankBatchSampler):
+        pulled = tuple(PulledBatch(*sampler.part_of(WholeStep(*one))) for one in pulled)
     left = epoch.left()
     last_shard_id = (left.delivered_count - 1) % options.shard_count
     point = ResumePoint(
@@ -527,10 +554,6 @@ def _carries_its_dataset(options: LoaderOptions) -> bool:
     return not options.is_parallel and is_stateful(options.dataset)
 
 
-def _is_between_epochs(state: dict[str, Any]) -> bool:
-    return state["base_seed"] is None or bool(state["_iterator_finished"])
-
-
 def _resume_point(options: LoaderOptions, state: dict[str, Any]) -> ResumePoint:
     shards = state["shards"]
     is_iterable = options.is_iterable
@@ -546,8 +569,12 @@ def _resume_point(options: LoaderOptions, state: dict[str, Any]) -> ResumePoint:
     last_shard_id = shards["last"]
     if not is_iterable:  # the current processes, of any number, get batches in turn
         last_shard_id = (state["_sampler_iter_yielded"] - 1) % options.shard_count
-    left = _places_left(state)
+    left = places_left(state)
     of_sampler = state.get("sampler") or {}
+    sampler_state = state["_index_sampler_state"]
+    if sampler_state is not None and isinstance(options.index_sampler, RankBatchSampler):
+        # Older states have the samples of the rank.
+        sampler_state = {**sampler_state, "samples_yielded": samples_of_sampler(state)}
     return ResumePoint(
         state["base_seed"],
         left,
@@ -555,7 +582,7 @@ def _resume_point(options: LoaderOptions, state: dict[str, Any]) -> ResumePoint:
         last_shard_id,
         starts,
         SamplerPlace(
-            state["_index_sampler_state"],
+            sampler_state,
             of_sampler.get("pulls", left.first),
             tuple(of_sampler.get("asked", ())),
             of_sampler.get("is_over", False),
@@ -580,13 +607,6 @@ def _repeated(starts: ShardStarts, delivered_count: int, process_count: int) -> 
             f"that were delivered; load the state as state_dict() returned it"
         )
     return repeated
-
-
-def _places_left(state: dict[str, Any]) -> PlacesLeft:
-    left = state.get("left")
-    if left is None:
-        return PlacesLeft(state["_sampler_iter_yielded"])
-    return PlacesLeft(left["through"], places_from_json(left["missing"]))
 
 
 def _built(options: LoaderOptions) -> dict[str, Any]:

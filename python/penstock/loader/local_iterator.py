@@ -44,9 +44,9 @@ from penstock.loader.source import GAUGES, NativeThread, Source, StreamOptions
 from penstock.loader.step_times import WorkTimes
 from penstock.loader.watched_steps import are_watched, watched
 from penstock.program_line import warn
+from penstock.ranks.sharding import RankStart
 from penstock.ranks.steps import CommonSteps, Ready
 from penstock.stream.batch_seeds import EpochSeeds, draw_seed
-from penstock.stream.commits import PulledBatch
 from penstock.stream.counted_pulls import CountedPulls
 from penstock.stream.indices import AskedIndices, IndexOrder, is_untouched, recognise_sampler
 from penstock.stream.progress import Progress
@@ -208,7 +208,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
                 progress.unused_globals = ("random", "numpy", "torch")
             self._sampler_iter = _DRAWN_NATIVELY
             if self._recipe.share is not None:  # the native side pulls this epoch
-                self._index_sampler.begin_at(0, 0)
+                self._index_sampler.begin_at(RankStart())
         self._asked = AskedIndices(progress.answered_count)
         if is_map and self._recipe is None:
             self._resume_sampler()
@@ -267,7 +267,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
             self._meter.are_remote = self._is_elastic
         self._order = IndexOrder(self._recipe) if self._recipe is not None else None
         if progress.commits is not None and self._order is not None:
-            progress.commits.pull_again = partial(_pulled_again, self._order)
+            progress.commits.pull_again = self._order.whole_batch
         if progress.visits is not None and self._order is not None:
             progress.visits.draw_from(self._order)
         self._request_number = progress.answered_count  # of the next pull by Python
@@ -293,7 +293,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         self._request_number += 1
         place = self._progress.place_of(number)
         if self._progress.commits is not None:
-            self._progress.commits.note_pull(place, index, self._place_of_pulled())
+            self._progress.commits.note_pull(place, *self._whole_pull(index))
         if self._progress.visits is not None and self._dataset_kind == DatasetKind.Map:
             self._progress.visits.note_pull(place, index)
         if self._is_seeded_by_batch and place != number:
@@ -589,10 +589,6 @@ class _DrawnNatively:
 
 
 _DRAWN_NATIVELY = _DrawnNatively()
-
-
-def _pulled_again(order: IndexOrder, place: int) -> PulledBatch:
-    return PulledBatch(order.batch(place), place * order.batch_size)
 
 
 def _pull(iterator: weakref.ref[LocalPoolIter]) -> tuple[Any, int]:

@@ -283,10 +283,10 @@ def _check_commit(options: LoaderOptions) -> None:
             f"{needs} a dataset without state_dict(), got {_type_name(options)}, whose state "
             f"covers the delivered batches; leave the state out of the dataset, or leave commit out"
         )
-    if options.shard_by_rank or options.replica_group is not None:
+    if options.replica_group is not None:
         raise UnsupportedError(
-            f"{needs} a loader of one rank, got ranks, whose state is one for all of them; give "
-            f"each rank a sampler of its own, or leave commit out"
+            f"{needs} a loader without replica_group, got {list(options.replica_group)}, whose "
+            f"ranks are forwarded the batches of the first one; leave one of the two out"
         )
 
 

@@ -9,7 +9,8 @@ torch.distributed.checkpoint loads the keys of a new loader's state, and descend
 dictionary for them. So a job's state has the same keys at every place of the stream and in all
 versions of penstock, and the states of datasets and samplers are wrapped in a tuple, which is kept
 as one value (:func:`sealed`). JSON makes it a list. The version of the data is the second item of
-the tuple of the dataset's state, since the first versions of penstock had no key for it.
+the tuple of the dataset's state, and the commits are the second item of the sampler's, since the
+first versions of penstock had no keys for them.
 """
 
 from __future__ import annotations
@@ -19,19 +20,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.loader.options import LoaderOptions
-from penstock.ranks.sharding import RankShards
+from penstock.loader.rank_commits import is_between, merge_commits, shortened
+from penstock.ranks.sharding import RankBatchSampler, RankShards
 from penstock.stream.progress import Progress
 
 _LISTS = ("counts", "states", "before")  # of a state's shards, one item per shard
 _OF_THE_USER = ("_index_sampler_state", "dataset", "sampler", "samplers")
+_OF_COMMITS = ("left", "commits")
 
 
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Combine the states of all ranks, taken after the same step, into the state of the job.
+    """Combine the states of all ranks into the state of the job.
 
-    For loaders with ``ranks`` and an iterable dataset. Any rank can resume from the result
-    with :meth:`penstock.DataLoader.load_state_dict`, in a job with the same or another number of
-    ranks, up to the number of shards.
+    For loaders with ``ranks`` and an iterable dataset, whose states are taken after the same step,
+    and for loaders with ``ranks`` and ``commit`` whose ranks commit at different times: a step
+    counts as committed if all ranks have committed it. Any rank can resume from the result with
+    :meth:`penstock.DataLoader.load_state_dict`, in a job with the same or another number of
+    ranks; for an iterable dataset, up to the number of shards.
 
     Args:
         states (Sequence[Mapping[str, Any]]): Result of ``loader.state_dict()`` of each rank, in any
@@ -41,7 +46,8 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         dict[str, Any]: State of the job.
 
     Raises:
-        ValueError: If the state of a rank is missing, or the states are not of one job at one step.
+        ValueError: If the states are not of one job; for an iterable dataset, also if the state of
+            a rank is missing, or they are not of one step.
 
     Example::
 
@@ -50,15 +56,17 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if dist.get_rank() == 0:
             torch.save(penstock.merge_states(states), "loader.pt")
     """
+    if _have_commits(states):
+        return sealed(merge_commits([opened(dict(state)) for state in states]))
     _check_kind(states)
     first = states[0]
     for name in ("built", "epoch", "base_seed", "generators", "dataset"):
         for index, state in enumerate(states):
             if state.get(name) != first.get(name):
                 raise ValueError(
-                    f"states {0} and {index} differ in {name}: {_short(first.get(name))} and "
-                    f"{_short(state.get(name))}; merge the states of the ranks of one job, saved "
-                    f"after the same step"
+                    f"states {0} and {index} differ in {name}: {shortened(first.get(name))} and "
+                    f"{shortened(state.get(name))}; merge the states of the ranks of one job, "
+                    f"saved after the same step"
                 )
     merged = copy.deepcopy(dict(first))
     if first["shards"] is None:
@@ -85,7 +93,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     shards["step"] = max(one["step"] for one in by_rank)
     shards["turns"] = [_last_id(one) for one in by_rank]
     merged["shards"] = shards
-    if not _is_between(first):
+    if not is_between(first):
         merged["_sampler_iter_yielded"] = merged["_num_yielded"] = sum(shards["counts"])
     return merged
 
@@ -96,7 +104,7 @@ def note_rank(options: LoaderOptions, state: dict[str, Any], progress: Progress 
     if of_rank is None:
         return
     step = progress.step if progress else 0
-    if _is_between(state):
+    if is_between(state):
         state["_sampler_iter_yielded"] = state["_num_yielded"] = step  # the same on all ranks
     if state["shards"] is not None:
         state["shards"].update(
@@ -144,7 +152,7 @@ def part_of_rank(options: LoaderOptions, state: dict[str, Any]) -> dict[str, Any
         world_size=of_rank.world_size,
     )
     state = {**state, "shards": part}
-    if not _is_between(state):
+    if not is_between(state):
         state["_sampler_iter_yielded"] = state["_num_yielded"] = sum(part["counts"])
     return state
 
@@ -157,6 +165,9 @@ def sealed(state: dict[str, Any]) -> dict[str, Any]:
             state[name] = (state[name],)
     if "data" in state:  # it is not in a state that is sealed
         state = with_data(state, state.pop("data"))
+    commits = {name: state.pop(name) for name in _OF_COMMITS if name in state}
+    if commits:
+        state["sampler"] = (_unsealed(state["sampler"]), commits)
     shards = state["shards"] or {"counts": [], "last": None, "states": None, "before": None}
     lists = {name: shards[name] and tuple(shards[name]) for name in ("states", "before")}
     state["shards"] = {**shards, **lists}
@@ -179,7 +190,23 @@ def opened(state: dict[str, Any]) -> dict[str, Any]:
     dataset = parts["dataset"]
     if isinstance(dataset, (list, tuple)) and len(dataset) == 2:  # noqa: PLR2004
         parts["dataset"], parts["data"] = dataset
+    sampler = parts["sampler"]
+    if isinstance(sampler, (list, tuple)) and len(sampler) == 2:  # noqa: PLR2004
+        parts["sampler"], commits = sampler
+        if isinstance(commits, Mapping):
+            parts.update((name, commits[name]) for name in _OF_COMMITS if name in commits)
     return state | {name: _unsealed(part) for name, part in parts.items()}
+
+
+def _have_commits(states: Sequence[Any]) -> bool:
+    """Return whether these are states of ranks that share one order and commit its steps."""
+    return bool(states) and all(
+        isinstance(state, Mapping)
+        and {"built", "shards", "base_seed"} <= {*state}
+        and str(state["built"].get("batch_sampler")).startswith(RankBatchSampler.__name__)
+        and isinstance(opened(dict(state)).get("commits"), Mapping)
+        for state in states
+    )
 
 
 def _check_kind(states: Sequence[Mapping[str, Any]]) -> None:
@@ -189,15 +216,15 @@ def _check_kind(states: Sequence[Mapping[str, Any]]) -> None:
         if not isinstance(state, Mapping) or not {"built", "shards", "base_seed"} <= {*state}:
             raise ValueError(
                 f"state {index} of {len(states)} must be a result of a loader's state_dict(), got "
-                f"{_short(state)}; pass the states of all ranks"
+                f"{shortened(state)}; pass the states of all ranks"
             )
         if not state["built"].get("shared_by_rank"):
             raise ValueError(
                 f"state {index} of {len(states)} must be from a loader with ranks=Ranks(...) and "
-                f"an iterable dataset; for other loaders, load the state of any rank on all ranks "
-                f"without merging"
+                f"an iterable dataset, or with commit; for other loaders, load the state of any "
+                f"rank on all ranks without merging"
             )
-    ended = [index for index, state in enumerate(states) if _is_between(state)]
+    ended = [index for index, state in enumerate(states) if is_between(state)]
     if 0 < len(ended) < len(states):
         raise ValueError(
             f"states {ended} were saved between epochs and the others in the middle of one; save "
@@ -231,10 +258,6 @@ def _by_rank(shards: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [by_rank[rank] for rank in sorted(by_rank)]
 
 
-def _is_between(state: Mapping[str, Any]) -> bool:
-    return state["base_seed"] is None or bool(state["_iterator_finished"])
-
-
 def _last_id(shards: Mapping[str, Any]) -> int | None:
     """Return the job's number of the shard of a rank's last batch."""
     last, ids = shards["last"], shards["ids"]
@@ -258,11 +281,6 @@ def _last_before(of_rank: RankShards, turns: Sequence[int | None]) -> int | None
     following = (known[-1] + 1) % of_rank.shard_count
     place = next((place for place, shard_id in enumerate(ids) if shard_id >= following), 0)
     return (place - 1) % len(ids)
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _unsealed(part: Any) -> Any:

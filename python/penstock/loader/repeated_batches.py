@@ -23,6 +23,7 @@ class RepeatsFirst:
         """Without ``has_epoch`` end before the epoch that is resumed."""
         self._loader: DataLoader[Any] | None = loader
         self._has_epoch = has_epoch
+        self._reshard_count = _ledger(loader).reshard_count
         self._repeated_count = sum(len(one.pulled) for one in _ledger(loader).to_repeat)
         self._part: Any = self._begin_part(loader)
 
@@ -30,6 +31,10 @@ class RepeatsFirst:
         return self
 
     def __next__(self) -> Any:
+        if self._loader is not None and _ledger(self._loader).reshard_count > self._reshard_count:
+            self._reshard_count = _ledger(self._loader).reshard_count
+            self._part = None
+            self._part = self._begin_part(self._loader)  # the steps are divided by other ranks
         while True:
             try:
                 return next(self._part)

@@ -25,9 +25,10 @@ from torch.utils.data import (
 
 from penstock.errors import UnsupportedError
 from penstock.loader.cache_stats import keep_owned
+from penstock.loader.commit_ledger import CommitLedger
 from penstock.loader.grouped_arguments import Ranks, unchecked
 from penstock.loader.loader_run import LoaderRun, run_of
-from penstock.loader.loader_state import begin_from, check_has_state, check_state
+from penstock.loader.loader_state import begin_from, check_has_state, check_state, commits_of
 from penstock.loader.local_iterator import LocalPoolIter
 from penstock.loader.options import LoaderOptions
 from penstock.loader.options_check import check_options
@@ -78,6 +79,14 @@ def reshard(
             )
         continued = part_of_rank(options, whole)
         check_state(options, continued)
+        ledger, commits = run.ledger(options), commits_of(options, continued)
+        if running is not None and ledger is not None and commits and commits["earlier"]:
+            count = sum(len(epoch["batches"]) for epoch in commits["earlier"])
+            raise ValueError(
+                f"reshard() in the middle of an epoch requires that the steps of earlier epochs "
+                f"are committed, got {count} that are not; commit them, or make a new loader and "
+                f"load the state"
+            )
         facts = facts_of_resize(options, continued)
     finally:
         before.install(loader)
@@ -94,20 +103,31 @@ def reshard(
     if running is None:
         are_compared = run.are_ranks_compared or folder is not None
         idle = getattr(loader, "_iterator", None)  # over persistent workers
-        if run.loaded_state is not None or not is_own:
+        if run.loaded_state is not None or not is_own or (commits and commits["earlier"]):
             run.begin_at(continued)
+            _redivide(ledger, commits)
         elif isinstance(idle, LocalPoolIter) and options.is_map:
             idle.own_options = options.kept  # the next iter() resets it
         run.are_ranks_compared = are_compared
         return
     began_at = time.perf_counter()
+    _redivide(ledger, commits)
     try:
         begin_from(options, run, continued, lambda: running.continue_resharded(loader))
     except BaseException:
         before.install(loader)
         run.begin_at(own_state)  # the next iter() loses nothing
+        _redivide(ledger, commits_of(options, own_state))
         raise
     running.begin_steps(time.perf_counter() - began_at)
+
+
+def _redivide(ledger: CommitLedger | None, commits: dict[str, Any] | None) -> None:
+    """Have steps that were delivered and not committed delivered once more, to the ranks of the new
+    size."""
+    if ledger is not None:
+        ledger.load(commits)
+        ledger.reshard_count += 1
 
 
 def check_can_reshard(options: LoaderOptions) -> None:

@@ -106,6 +106,8 @@ def check_form(options: LoaderOptions, state: Mapping[str, Any]) -> None:
     _check_generators(options, whole["generators"])
     _check_shards(options, whole["shards"])
     first = _check_left(whole["left"], answered_count)
+    if isinstance(options.index_sampler, RankBatchSampler):
+        _check_runs(whole, len(options.index_sampler.sampler))
     _check_sampler(options, whole, first)
     _check_of_dataset(options, whole)
     _check_skipped(whole["skipped"])
@@ -145,6 +147,34 @@ def _check_left(left: Part, answered_count: int) -> int:
     for part in places:
         first = part.integer(first, through - 1) + 1
     return places[0].integer() if places else through
+
+
+def _check_runs(whole: Part, sample_count: int) -> None:
+    """Check which samples of an order of ranks the steps have that are left."""
+    left = whole["left"]
+    if left.value is None:
+        return
+    given_count = whole["samples"].integer(0, sample_count)
+    runs = left["runs"].sequence()
+    next_step = 0
+    for run in runs:
+        first_step, first_sample, size = run.sequence(3)
+        next_step = first_step.integer(next_step) + 1
+        first_sample.integer(0, sample_count)
+        size.integer(1, sample_count)
+    at, next_sample = -1, 0
+    for step in places_from_json(left["missing"].value):
+        while at + 1 < len(runs) and runs[at + 1].value[0] <= step:
+            at += 1
+        if at < 0:
+            left["runs"].expect(f"a list with the run of step {step}")
+        first_step, first_sample, size = runs[at].value
+        first = first_sample + (step - first_step) * size
+        if not next_sample <= first < given_count:
+            runs[at].expect(f"a run whose step {step} has samples from {next_sample} on")
+        next_sample = min(first + size, sample_count)
+    if next_sample > given_count:
+        whole["samples"].expect(f"an integer of at least {next_sample}")
 
 
 def _places_of(missing: Part, through: int) -> list[Part]:
@@ -255,9 +285,11 @@ def _check_commits(options: LoaderOptions, commits: Part) -> None:
         if not batches:
             epoch["batches"].expect("a list of at least one batch")
         for batch in batches:
-            place, first_place, _ = batch.sequence(3)
+            place, first_place, index = batch.sequence(3)
             next_place = place.integer(next_place) + 1
             first_place.integer()
+            if isinstance(options.index_sampler, RankBatchSampler) and not index.sequence():
+                index.expect("a list of at least one index")
     if commits["earlier"].value and options.commit is None:
         raise ValueError(
             f"the state has batches of {len(commits['earlier'].value)} earlier epochs that were "

@@ -162,6 +162,25 @@ def has_places(indices: Any) -> bool:
     return type(indices) is list and bool(indices) and type(indices[0]) is PlacedSample
 
 
+class WholeStep(NamedTuple):
+    """Samples of one step, of all ranks."""
+
+    indices: list[Any]
+    first_place: int  # in the order of the epoch
+
+
+class RankStart(NamedTuple):
+    """Where an epoch starts: before its first step, or where a state was taken."""
+
+    step: int = 0
+    sample: int = 0  # the first one of that step
+    first_of_sampler: int = 0  # the sampler has a state, and starts after this many samples
+    # Steps before it that were given and not committed: they come first.
+    missing: tuple[int, ...] = ()
+    # Their runs of one size: the first step, its first sample, and the step size.
+    earlier: tuple[tuple[int, int, int], ...] = ()
+
+
 class RankBatchSampler(Sampler[list[int]]):
     """Batches of indices for one rank of several, which all read ``sampler``'s one order.
 
@@ -192,35 +211,45 @@ class RankBatchSampler(Sampler[list[int]]):
         self.remainder = remainder
         self.owned_count = owned_count
         self.first_place = 0  # of the last batch, in the order of the epoch
-        self._first_step = self._first_sample = 0  # start of the next iteration
-        self._first_of_sampler = 0  # the sample that the sampler starts at by itself
+        self.step = WholeStep([], 0)  # of the last batch
+        self._start = RankStart()  # of the next iteration
 
     def __iter__(self) -> Iterator[list[int]]:
         # A generator, which starts when its first item is requested: loaders call iter()
         # repeatedly.
-        first_step, first_sample = self._first_step, self._first_sample
-        left_out = first_sample - self._first_of_sampler
-        self.begin_at(0, 0)
-        step_size = self.step_size  # a later resize() is for the next iteration
-        share = self.share(first_step, first_sample)
+        start = self._start
+        self.begin_at(RankStart())
+        share = self.share(start)  # a later resize() is for the next iteration
         order = iter(self.sampler)
-        next(itertools.islice(order, left_out, left_out), None)
-        taken = first_sample
-        for step in range(first_step, share.step_count):
-            samples = list(itertools.islice(order, step_size))
-            if self.owned_count is None:
-                self.first_place = share.first_place(step)
-                yield [samples[place - taken] for place in share.samples(step)]
-            else:
-                yield self._owned(share, step, samples, taken)
-            taken += len(samples)
+        taken = start.first_of_sampler
+        for step in itertools.chain(start.missing, range(start.step, share.step_count)):
+            first, count = share.order_part(step)
+            skipped = first - taken
+            next(itertools.islice(order, skipped, skipped), None)
+            self.step = WholeStep(list(itertools.islice(order, count)), first)
+            taken = first + count
+            indices, self.first_place = self._part(self.step, share, step)
+            yield indices
         for _ in order:  # torch's samplers draw once more as they end
             pass
 
-    def _owned(self, share: _C.RankShare, step: int, samples: list[Any], taken: int) -> list[int]:
-        """Return the rank's part of the step whose samples begin at the place ``taken``."""
+    def part_of(self, step: WholeStep) -> tuple[list[int], int]:
+        """Return this rank's part of a step that was given before, possibly to another number of
+        ranks: the indices and the place of the first."""
+        options = self.options(RankStart())
+        share = _C.RankShare.of_step(step.first_place, len(step.indices), options)
+        return self._part(step, share, 0)
+
+    def _part(self, whole: WholeStep, share: _C.RankShare, step: int) -> tuple[list[int], int]:
+        """Return the rank's part of a step: the indices and the place of the first."""
+        if self.owned_count is not None:
+            return self._owned(whole, share, step)
+        places = share.samples(step)
+        return [whole.indices[at - whole.first_place] for at in places], share.first_place(step)
+
+    def _owned(self, whole: WholeStep, share: _C.RankShare, step: int) -> tuple[list[int], int]:
         first, places = share.step_samples(step)
-        indices = [samples[place - taken] for place in places]
+        indices = [whole.indices[place - whole.first_place] for place in places]
         count = cast(int, self.owned_count)
         for index in indices:
             if not (isinstance(index, int) and 0 <= index < count):
@@ -231,35 +260,31 @@ class RankBatchSampler(Sampler[list[int]]):
                 )
         owners = _C.owners_of(indices, count, self.world_size)
         chosen = share.owned_samples(step, owners)
-        self.first_place = chosen[0]
-        return [PlacedSample(indices[place - first], place) for place in chosen]
+        return [PlacedSample(indices[place - first], place) for place in chosen], chosen[0]
 
     def __len__(self) -> int:
         """Return the number of steps of a whole epoch."""
-        return self.share(0, 0).step_count
+        return self.share(RankStart()).step_count
 
-    def options(self, first_step: int, first_sample: int) -> _C.RankShareOptions:
-        """Return the options of an epoch that starts after these numbers of steps and samples."""
+    def options(self, start: RankStart) -> _C.RankShareOptions:
+        """Return the options of an epoch that starts there."""
         return _C.RankShareOptions(
             rank=self.rank,
             rank_count=self.world_size,
             step_size=self.step_size,
             remainder=REMAINDERS[self.remainder],
-            first_step=first_step,
-            first_sample=first_sample,
+            first_step=start.step,
+            first_sample=start.sample,
+            earlier=start.earlier,
         )
 
-    def share(self, first_step: int, first_sample: int) -> _C.RankShare:
-        """Return the share of an epoch that starts after these numbers of steps and samples."""
-        return _C.RankShare(len(self.sampler), self.options(first_step, first_sample))
+    def share(self, start: RankStart) -> _C.RankShare:
+        """Return the share of an epoch that starts there."""
+        return _C.RankShare(len(self.sampler), self.options(start))
 
-    def begin_at(self, step: int, sample: int, first_of_sampler: int = 0) -> None:
-        """Make the next iteration start after ``step`` steps and ``sample`` samples of the epoch.
-
-        ``first_of_sampler``: the sampler has a state, and starts after this many samples by itself.
-        """
-        self._first_step, self._first_sample = step, sample
-        self._first_of_sampler = first_of_sampler
+    def begin_at(self, start: RankStart) -> None:
+        """Make the next iteration start there."""
+        self._start = start
 
     def resize(self, job: JobRank, step_size: int) -> None:
         """Make the next iteration that of another rank, or of another number of ranks."""
@@ -267,9 +292,14 @@ class RankBatchSampler(Sampler[list[int]]):
         self.step_size = step_size
 
     @property
-    def start(self) -> tuple[int, int]:
-        """Return the step and the sample at which the next iteration starts."""
-        return self._first_step, self._first_sample
+    def taken_count(self) -> int:
+        """Return the number of samples up to the end of the last batch's step, in the order."""
+        return self.step.first_place + len(self.step.indices)
+
+    @property
+    def start(self) -> RankStart:
+        """Return where the next iteration starts."""
+        return self._start
 
 
 class RankShards(NamedTuple):

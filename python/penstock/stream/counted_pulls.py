@@ -54,7 +54,9 @@ class CountedPulls:
             self._progress.sampler.is_over = True
             raise
         self._note_place(index)
-        self._progress.note_sampler(index)
+        sampler = self._index_sampler
+        taken = sampler.taken_count if isinstance(sampler, RankBatchSampler) else None
+        self._progress.note_sampler(index, taken)
         return index
 
     def _note_place(self, index: Any) -> None:
@@ -63,6 +65,14 @@ class CountedPulls:
             return
         self._pulled_place = self._next_place
         self._next_place += len(index) if isinstance(index, (list, tuple)) else 1
+
+    def _whole_pull(self, index: Any) -> tuple[Any, int]:
+        """Return what to keep of the last pull, ``index``, to make its batch again: if ranks share
+        the order, the step, since another number of ranks may divide it then."""
+        sampler = self._index_sampler
+        return (
+            sampler.step if isinstance(sampler, RankBatchSampler) else (index, self._pulled_place)
+        )
 
     def _place_of_pulled(self) -> int:
         """Return the place of the last pull's first index in the order of the epoch."""
@@ -81,7 +91,7 @@ class CountedPulls:
         self._left_out = deque()
         self._repeats = {}
         if isinstance(self._index_sampler, RankBatchSampler):
-            self._progress.share = self._index_sampler.share(*self._index_sampler.start)
+            self._progress.share = self._index_sampler.share(self._index_sampler.start)
         parts = self._stateful_parts()
         self._is_sampler_stateful = bool(parts)
         # A program may leave the epoch, and ask for the state then.
@@ -109,11 +119,24 @@ class CountedPulls:
             self._sampler_iter = iter(())
             return
         asked = self._move_sampler(point)
+        if isinstance(self._index_sampler, RankBatchSampler):
+            self._pull_missing(point)
+            return
         for place in range(point.left.first, point.left.through):
             index, first_place = next(asked, None) or self._pull_to_keep(place)
             if place in point.left.missing:
                 self._left_out.append((index, first_place))
         self._left_out.extend(asked)
+
+    def _pull_missing(self, point: ResumePoint) -> None:
+        """Pull the steps that a rank's sampler gives before it continues."""
+        progress = self._progress
+        for place in point.left.missing:
+            progress.sampler.pull_count = place
+            self._left_out.append(self._pull_to_keep(place))
+            if progress.commits is not None:
+                progress.commits.note_pull(place, *self._index_sampler.step)
+        progress.sampler.pull_count = point.left.through
 
     def _pull_to_resume(self, place: int) -> Any:
         try:

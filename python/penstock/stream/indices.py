@@ -20,6 +20,7 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 from penstock import _C
 from penstock.ranks.sharding import RankBatchSampler
 from penstock.stream.batch_seeds import draw_seed
+from penstock.stream.commits import PulledBatch
 
 
 class IndexRecipe(NamedTuple):
@@ -65,7 +66,7 @@ def recognise_sampler(index_sampler: Any) -> IndexRecipe | None:
         return None
     count = len(sampler.data_source)
     if isinstance(index_sampler, RankBatchSampler):
-        share = index_sampler.options(*index_sampler.start)
+        share = index_sampler.options(index_sampler.start)
         size = max(1, index_sampler.step_size // index_sampler.world_size)
         return IndexRecipe(count, size, False, shuffle, generator, share)
     batch_size = index_sampler.batch_size
@@ -142,6 +143,20 @@ class IndexOrder:
             return places
         indices: list[int] = permutation[places].tolist()
         return indices
+
+    def whole_batch(self, place: int) -> PulledBatch:
+        """Return the indices of batch number ``place``; if ranks share the order, the
+        indices of the whole step."""
+        recipe = self._recipe
+        if recipe.share is None:
+            indices = self.batch(place)
+            assert indices is not None
+            return PulledBatch(indices, place * recipe.batch_size)
+        first, count = _C.RankShare(recipe.sample_count, recipe.share).order_part(place)
+        permutation = self.permutation
+        if permutation is None:
+            return PulledBatch([*range(first, first + count)], first)
+        return PulledBatch(permutation[first : first + count].tolist(), first)
 
     def _places(self, place: int) -> list[int]:
         """Return the places of a batch's samples in the order."""

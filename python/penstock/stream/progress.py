@@ -324,9 +324,10 @@ class Progress:
         """Note that the indices of the next request are available."""
         self.pulled_count += 1
 
-    def note_sampler(self, index: Any) -> None:
-        """Note that the sampler gave ``index``."""
-        self.sampler.note(index, self._first_left)
+    def note_sampler(self, index: Any, taken_count: int | None) -> None:
+        """Note that the sampler gave ``index``. ``taken_count`` is the number of samples of the
+        order that were taken, if ranks share it."""
+        self.sampler.note(index, self._first_left, taken_count)
 
     def _first_left(self) -> int:
         return self.left.first
@@ -425,11 +426,15 @@ class SamplerNotes:
         none."""
         self._take = take
 
-    def note(self, index: Any, first_left: Callable[[], int]) -> None:
+    def note(
+        self, index: Any, first_left: Callable[[], int], taken_count: int | None = None
+    ) -> None:
         """Note that the sampler gave ``index``; ``first_left()`` is the place of the first batch
-        left."""
+        left. ``taken_count``: see :meth:`Progress.note_sampler`."""
         self.pull_count += 1
         self.sample_count += len(index) if isinstance(index, (list, tuple)) else 1
+        if taken_count is not None:
+            self.sample_count = taken_count
         if self._take is None:
             return
         # The sampler may fill the same list again.

@@ -424,12 +424,181 @@ TEST(Commits, LoadersThatCannotRepeatBatchesAreRefused) {
   EXPECT_NE(refusal([] { DataLoader(Nothing(), {.commit = Commit::kManual}); }, ErrorKind::kUnsupported)
                 .find("requires a map-style dataset"),
             std::string::npos);
-  EXPECT_NE(
-      refusal(
-          [] { DataLoader(uneven(), {.commit = Commit::kManual, .shard_by_rank = true, .rank = 0, .world_size = 2}); },
-          ErrorKind::kUnsupported)
-          .find("requires a loader of one rank"),
-      std::string::npos);
+}
+
+// ---- Commits of ranks
+
+// As Zigzag, with a size, which ranks need.
+class SizedZigzag final : public Zigzag {
+ public:
+  std::optional<int64_t> size() const override { return kSize; }
+};
+
+struct RankWay {
+  bool has_sampler = false;
+  int64_t num_workers = 0;
+  std::variant<bool, int64_t> in_order = true;
+  Remainder remainder = Remainder::kUneven;
+};
+
+// A sample with its draws.
+using Row = std::pair<int64_t, float>;
+
+DataLoader make_rank(const RankWay& way, int64_t rank, int64_t world_size, Commit commit = Commit::kManual) {
+  auto dataset = make_dataset(
+      kSize, [](int64_t index, Draws& draws) { return std::pair(index, at::rand({1}, draws.sample_generator())); });
+  return DataLoader(std::move(dataset), {.shuffle = !way.has_sampler,
+                                         .sampler = way.has_sampler ? std::make_shared<SizedZigzag>() : nullptr,
+                                         .num_workers = way.num_workers,
+                                         .in_order = way.in_order,
+                                         .commit = commit,
+                                         .shard_by_rank = true,
+                                         .rank = rank,
+                                         .world_size = world_size,
+                                         .global_batch_size = 6,
+                                         .remainder = way.remainder});
+}
+
+std::vector<Row> rows_of(const Batch& batch) {
+  std::vector<Row> rows;
+  for (int64_t at = 0; at < batch[0].numel(); ++at)
+    rows.emplace_back(batch[0][at].item<int64_t>(), batch[1][at].item<float>());
+  return rows;
+}
+
+// The steps by their ids, each with its rows in ascending order.
+using Steps = std::map<std::pair<int64_t, int64_t>, std::vector<Row>>;
+
+Steps steps_of_one_rank(const RankWay& way, int epochs) {
+  auto loader = make_rank({.has_sampler = way.has_sampler, .remainder = way.remainder}, 0, 1, Commit::kNone);
+  Steps steps;
+  for (int64_t epoch = 0; epoch < epochs; ++epoch) {
+    int64_t step = 0;
+    for (const Batch& batch : loader) {
+      auto& rows = steps[{epoch, step++}] = rows_of(batch);
+      std::ranges::sort(rows);
+    }
+  }
+  return steps;
+}
+
+TEST(Commits, JobsOfAnyNumberOfRanksAreGivenUncommittedStepsOnce) {
+  const RankWay ways[] = {{},
+                          {.has_sampler = true},
+                          {.num_workers = 2},
+                          {.has_sampler = true, .num_workers = 2},
+                          {.num_workers = 3, .in_order = false}};
+  constexpr int kEpochs = 3;
+  for (const RankWay& way : ways) {
+    const Steps expected = steps_of_one_rank(way, kEpochs);
+    std::mt19937_64 random(4);
+    Steps trained;
+    std::optional<State> state;
+    for (int epoch = 0; epoch < kEpochs;) {
+      const auto world_size = static_cast<int64_t>(1 + random() % 4);
+      std::vector<DataLoader> loaders;
+      for (int64_t rank = 0; rank < world_size; ++rank) loaders.push_back(make_rank(way, rank, world_size));
+      std::map<std::pair<int64_t, int64_t>, std::vector<Batch>> flying;
+      for (DataLoader& loader : loaders) {
+        if (state) loader.load_state(through_json(*state));
+        loader.begin_epoch();
+      }
+      const auto is_whole = [&](const auto& one) { return one.second.size() == loaders.size(); };
+      const auto finish = [&](uint64_t percent) {
+        for (auto one = flying.begin(); one != flying.end();) {
+          if (!is_whole(*one) || random() % 100 >= percent) {
+            ++one;
+            continue;
+          }
+          auto& rows = trained[one->first];
+          ASSERT_TRUE(rows.empty()) << "the step was committed before";
+          for (const Batch& batch : one->second) {  // in another order than the ranks
+            const auto part = rows_of(batch);
+            rows.insert(rows.end(), part.begin(), part.end());
+          }
+          for (DataLoader& loader : loaders) loader.commit(one->second[0].id());
+          std::ranges::sort(rows);
+          one = flying.erase(one);
+        }
+      };
+      for (uint64_t left = 1 + random() % 14; left > 0 && epoch < kEpochs; --left) {
+        bool is_over = false;
+        for (DataLoader& loader : loaders) {
+          auto batch = loader.next();
+          is_over = !batch;
+          if (batch) flying[{batch->id().epoch, batch->id().batch}].push_back(*std::move(batch));
+        }
+        if (is_over && ++epoch < kEpochs)
+          for (DataLoader& loader : loaders) loader.begin_epoch();
+        finish(30);
+      }
+      if (epoch == kEpochs) finish(100);
+      const std::string text = loaders[0].state().to_json();
+      for (const DataLoader& loader : loaders) ASSERT_EQ(loader.state().to_json(), text) << "the state is the job's";
+      state = State::from_json(text);
+    }
+    EXPECT_EQ(trained, expected);
+  }
+}
+
+TEST(Commits, StepThatRanksCannotDivideIsRefused) {
+  const RankWay way{.remainder = Remainder::kPad};
+  for (const bool is_between : {false, true}) {
+    auto loader = make_rank(way, 0, 2);
+    loader.begin_epoch();
+    while (auto batch = loader.next()) {
+      if (batch->id().batch != 1) loader.commit(*batch);
+      if (!is_between && batch->id().batch == 3) break;
+    }
+    const State state = loader.state();
+    auto other = make_rank(way, 1, 3);
+    other.load_state(state);
+    const auto options = [](int64_t world_size, int64_t batch_size) {
+      return Options{.batch_size = batch_size,
+                     .shuffle = true,
+                     .commit = Commit::kManual,
+                     .shard_by_rank = true,
+                     .rank = 0,
+                     .world_size = world_size};
+    };
+    const auto dataset = make_dataset(kSize, [](int64_t index) { return index; });
+    DataLoader four(dataset, options(4, 2));
+    EXPECT_NE(refusal([&] { four.load_state(state); }).find("an uncommitted step of 6 samples, which 4 ranks"),
+              std::string::npos);
+    DataLoader two(dataset, options(2, 5));
+    two.load_state(state);
+    two.begin_epoch();
+    const auto first = two.next();
+    EXPECT_EQ(first->tensor().numel(), 3) << "a half of the step, and not a batch of 5";
+    EXPECT_EQ(first->id().batch, 1);
+  }
+}
+
+TEST(Commits, DamagedStatesOfRanksAreRefusedByName) {
+  auto loader = make_rank({}, 0, 2);
+  loader.begin_epoch();
+  for (int count = 0; count < 4; ++count) {
+    const auto batch = loader.next();
+    if (count != 1) loader.commit(*batch);
+  }
+  const std::string whole = loader.state().to_json();
+  const std::map<std::string, std::string> damages = {
+      {"\"runs\":[]", "['runs'] must be a list with the run of step 1"},
+      {"\"runs\":[[2,12,6]]", "must be a list with the run of step 1"},
+      {"\"runs\":[[1,6,0]]", "['runs'][0][2] must be an integer from 1 to"},
+      {"\"runs\":[[1,30,6]]", "must be a list whose step 1 has samples from 0 to 24"},
+      {"\"runs\":[[0,47,9007199254740991]]", "['runs'][0][2] must be an integer from 1 to 47"},
+  };
+  const std::string part = "\"runs\":[[1,6,6]]";
+  const size_t at = whole.find(part);
+  ASSERT_NE(at, std::string::npos) << whole;
+  for (const auto& [damage, message] : damages) {
+    std::string text = whole;
+    text.replace(at, part.size(), damage);
+    auto resumed = make_rank({}, 1, 2);
+    const std::string seen = refusal([&] { resumed.load_state(State::from_json(text)); });
+    EXPECT_NE(seen.find(message), std::string::npos) << seen;
+  }
 }
 
 TEST(Commits, DamagedStatesAreRefusedByName) {

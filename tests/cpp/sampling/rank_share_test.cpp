@@ -37,8 +37,7 @@ TEST(RankShare, WhatIsLeftIsPaddedDroppedOrUneven) {
   EXPECT_EQ(last(Remainder::kPad, 0), (Part{12, 2}));
   EXPECT_EQ(last(Remainder::kPad, 2), (Part{16, 2}));
   const RankShare padded(17, {.rank_count = 3, .step_size = 6});
-  EXPECT_EQ(padded.sample_at(16), 16U);
-  EXPECT_EQ(padded.sample_at(17), 12U) << "the first sample of the step once more";
+  EXPECT_EQ(padded.step_samples(2), (std::vector<uint64_t>{12, 13, 14, 15, 16, 12})) << "the first one once more";
   EXPECT_EQ(last(Remainder::kDrop, 2), (Part{10, 2}));
   EXPECT_EQ(last(Remainder::kUneven, 0), (Part{12, 1}));
   EXPECT_EQ(last(Remainder::kUneven, 1), (Part{13, 2}));
@@ -102,13 +101,84 @@ TEST(RankShare, EverySampleIsGivenOnceAcrossChangesOfTheNumberOfRanks) {
   }
 }
 
+// Steps that were given in the past are given once more, by other numbers of ranks and with other sizes of a new step.
+TEST(RankShare, StepsThatAreGivenAgainKeepTheirSamples) {
+  std::mt19937 random(12);
+  for (int round = 0; round < 1000; ++round) {
+    const uint64_t sample_count = 1 + random() % 300;
+    std::vector<int> times(sample_count);
+    std::vector<uint64_t> missing;
+    RankShareOptions options{.remainder = Remainder::kUneven};
+    for (bool is_over = false; !is_over;) {
+      options.rank_count = 1 + random() % 4;
+      options.step_size = options.rank_count * (1 + random() % 10);
+      const RankShare share(sample_count, options);
+      const uint64_t stop = std::min<uint64_t>(share.step_count(), options.first_step + random() % 9);
+      is_over = stop == share.step_count();
+      for (uint64_t step = options.first_step; step < stop; ++step) missing.push_back(step);
+      std::vector<uint64_t> kept;
+      for (const uint64_t step : missing) {
+        const Part whole = share.order_part(step);
+        const bool is_given = (is_over || random() % 3 > 0) && share.can_divide(whole);
+        if (!is_given) kept.push_back(step);
+        std::vector<uint64_t> given;
+        for (RankShareOptions of = options; is_given && of.rank < of.rank_count; ++of.rank) {
+          const RankShare of_rank(sample_count, of);
+          ASSERT_EQ(of_rank.order_part(step), whole);
+          const auto samples = of_rank.samples(step);
+          const auto again = RankShare::of_step(whole, of);
+          ASSERT_EQ(again.part(0), of_rank.part(step));
+          ASSERT_EQ(again.samples(0), samples);
+          given.insert(given.end(), samples.begin(), samples.end());
+        }
+        if (is_given) {
+          ASSERT_GE(given.size(), whole.count);
+          for (uint64_t at = 0; at < whole.count; ++at) ASSERT_EQ(given[at], whole.first + at);
+          for (uint64_t at = 0; at < whole.count; ++at) ++times[whole.first + at];
+        }
+      }
+      missing = kept;
+      options.first_sample = share.samples_before(stop);
+      options.first_step = stop;
+      options.earlier = share.runs_of(missing);
+      ASSERT_TRUE(std::ranges::is_sorted(options.earlier, {}, &StepRun::first_step));
+    }
+    for (const uint64_t step : missing) {  // which these ranks cannot divide
+      const RankShare share(sample_count, options);
+      for (uint64_t at = 0; at < share.order_part(step).count; ++at) ++times[share.order_part(step).first + at];
+    }
+    ASSERT_EQ(std::ranges::count(times, 1), static_cast<ptrdiff_t>(sample_count));
+  }
+}
+
+TEST(RankShare, StepsOfOneSizeAreOneRun) {
+  const RankShare share(100, {.rank_count = 2, .step_size = 8});
+  EXPECT_EQ(share.runs_of(std::vector<uint64_t>{1, 3, 12}), (std::vector<StepRun>{{1, 8, 8}}));
+  const RankShare later(
+      100, {.rank_count = 2, .step_size = 4, .first_step = 5, .first_sample = 40, .earlier = {{3, 24, 8}}});
+  EXPECT_EQ(later.runs_of(std::vector<uint64_t>{3, 6, 9}), (std::vector<StepRun>{{3, 24, 8}, {6, 44, 4}}));
+  EXPECT_EQ(later.samples_before(4), 32U);
+  EXPECT_EQ(later.samples_before(6), 44U);
+}
+
+TEST(RankShare, StepThatRanksCannotDivideIsNoticed) {
+  const auto can = [](Remainder remainder, Part step) {
+    return RankShare(20, {.rank_count = 3, .step_size = 6, .remainder = remainder}).can_divide(step);
+  };
+  EXPECT_TRUE(can(Remainder::kPad, {8, 6}));
+  EXPECT_FALSE(can(Remainder::kPad, {0, 8}));
+  EXPECT_FALSE(can(Remainder::kDrop, {0, 8}));
+  EXPECT_TRUE(can(Remainder::kUneven, {0, 8}));
+  EXPECT_FALSE(can(Remainder::kUneven, {0, 2})) << "a rank would have no sample";
+  EXPECT_TRUE(can(Remainder::kPad, {16, 4})) << "the last step is filled up";
+  EXPECT_FALSE(can(Remainder::kDrop, {16, 4}));
+}
+
 // The owners of the samples of a step, by their places in an order.
 std::vector<uint64_t> owners_in(const RankShare& share, uint64_t step, const std::vector<uint64_t>& order,
                                 uint64_t ranks) {
-  const Part whole = share.step_part(step);
-  std::vector<uint64_t> owners(whole.count);
-  for (uint64_t at = 0; at < whole.count; ++at)
-    owners[at] = owner_of(order[share.sample_at(whole.first + at)], order.size(), ranks);
+  std::vector<uint64_t> owners;
+  for (const uint64_t place : share.step_samples(step)) owners.push_back(owner_of(order[place], order.size(), ranks));
   return owners;
 }
 
