@@ -53,12 +53,15 @@ DataLoader::Impl::Impl(AnyDataset dataset, Options options) : options_(api::with
     commits_ = std::make_shared<api::CommitLedger>(api::title_of(dataset), !options_.batch_size);
 }
 
+void DataLoader::Impl::check_owner() const {
+  if (running_->is_owner()) return;
+  throw Error(ErrorKind::kUnsupported,
+              "a DataLoader must be used in the process that created it, but this process was forked from it; create "
+              "the loader in the child process");
+}
+
 DataLoader::Impl::Running& DataLoader::Impl::running() {
-  if (!running_->is_owner()) {
-    throw Error(ErrorKind::kUnsupported,
-                "a DataLoader must be used in the process that created it, but this process was forked from it; create "
-                "the loader in the child process");
-  }
+  check_owner();
   Running& running = **running_;
   if (!running.stream) {
     running.workers->start();
@@ -164,7 +167,7 @@ void DataLoader::Impl::begin(api::EpochAccount account, const api::ResumePoint* 
   account.base_seed = base_seed;
   auto share = api::share_of(options_);
   if (share && point != nullptr) *share = api::share_at(*share, *point);
-  if (share) account.share.emplace(static_cast<uint64_t>(order_size()), *share);
+  if (share) account.share.emplace(static_cast<uint64_t>(built_.order_size().value_or(0)), *share);
   if (api::StepMeter* const meter = running.workers->meter()) begin_meter(*meter);
   const wire::EpochSeeds seeds{.base_seed = base_seed, .epoch = epoch_count_++, .by_sample = options_.shard_by_rank};
   running.workers->set_starts(seeds, point != nullptr ? *point : api::ResumePoint());
@@ -188,7 +191,7 @@ void DataLoader::Impl::begin(api::EpochAccount account, const api::ResumePoint* 
     std::unique_ptr<loader::IndexSource> order;
     std::function<api::PulledBatch()> step_of_ranks;
     if (share) {
-      auto shared = std::make_unique<api::SharedSamplerOrder>(options_.sampler, order_size(), *share,
+      auto shared = std::make_unique<api::SharedSamplerOrder>(options_.sampler, built_.order_size().value_or(0), *share,
                                                               account_->resumed_left.missing);
       step_of_ranks = [of = shared.get()] { return of->last_step(); };
       order = std::move(shared);
@@ -214,10 +217,6 @@ void DataLoader::Impl::begin(api::EpochAccount account, const api::ResumePoint* 
 void DataLoader::Impl::begin_meter(api::StepMeter& meter) {
   const uint32_t workers = std::max(1u, running().workers->client()->worker_count());
   meter.begin(workers, workers * static_cast<uint32_t>(options_.prefetch_factor));
-}
-
-int64_t DataLoader::Impl::order_size() const {
-  return options_.sampler ? options_.sampler->size().value_or(0) : built_.sample_count.value_or(0);
 }
 
 // ---- Batches
@@ -354,7 +353,7 @@ Batch DataLoader::Impl::to_batch(Event& event) {
 
 std::optional<int64_t> DataLoader::Impl::size() const {
   if (built_.is_iterable) return std::nullopt;
-  const auto sample_count = options_.sampler ? options_.sampler->size() : built_.sample_count;
+  const auto sample_count = built_.order_size();
   return sample_count ? std::optional(api::batch_count_of(options_, *sample_count)) : std::nullopt;
 }
 
@@ -363,15 +362,16 @@ bool DataLoader::Impl::has_free_order() const {
   return api::overtaking_max(options_) > 0 && (*running_)->workers->is_parallel();
 }
 
-void DataLoader::Impl::check_can_resume() const {
+void DataLoader::Impl::check_can_resume(const char* call) const {
   if (!options_.shard_by_rank || commits_ || !has_free_order()) return;
   throw Error(ErrorKind::kUnsupported,
-              "state() with shard_by_rank requires in_order = true, with which all ranks deliver their steps in the "
-              "same order; set in_order = true, or commit the steps");
+              std::string(call) +
+                  " with shard_by_rank requires in_order = true, with which all ranks deliver their steps in the same "
+                  "order; set in_order = true, or commit the steps");
 }
 
 Value DataLoader::Impl::state() const {
-  check_can_resume();
+  check_can_resume("state()");
   Value state = loaded_state_ ? api::opened(*loaded_state_)
                               : api::make_state(built_, account_ ? &*account_ : nullptr, epoch_count_, commits_.get());
   if (commits_) state = api::with_commits(state, *commits_);
@@ -379,12 +379,48 @@ Value DataLoader::Impl::state() const {
 }
 
 void DataLoader::Impl::load_state(const Value& state) {
-  check_can_resume();
+  check_can_resume("load_state()");
   api::CommitsState commits;
   if (!state.is_none()) commits = api::read_state(built_, state).commits;
   account_.reset();
   loaded_state_ = state.is_none() ? std::nullopt : std::optional(state);
   if (commits_) commits_->load(std::move(commits));
+}
+
+// Resumes the rest of the epoch from a state, as a new loader would that loads it, over the same workers. Checks
+// everything before it changes anything.
+void DataLoader::Impl::reshard(api::JobPlace job, const Value* state) {
+  check_owner();
+  if (!options_.shard_by_rank) {
+    throw Error(ErrorKind::kUnsupported,
+                "reshard() requires shard_by_rank, got a loader whose samples are not shared by ranks; set "
+                "Options::shard_by_rank");
+  }
+  check_can_resume("reshard()");
+  if (const size_t count = outstanding().size(); count > 0) {
+    throw Error(ErrorKind::kUnsupported,
+                "reshard() requires that every delivered batch is committed, got " + std::to_string(count) +
+                    " outstanding batches, which the ranks of the new size would deliver again; commit them first");
+  }
+  Options resharded = api::resharded(options_, job);
+  const Value present = this->state();
+  const bool is_in_epoch = account_ && !account_->progress->is_finished();
+  api::BuiltLoader built = built_;
+  built.options = &resharded;
+  api::LoadedState loaded = api::read_state(built, state != nullptr ? *state : present);
+  std::swap(options_, resharded);
+  if (!is_in_epoch) {
+    if (state != nullptr) load_state(*state);
+    return;
+  }
+  try {
+    if (commits_) commits_->load(std::move(loaded.commits));
+    begin_from(loaded);
+  } catch (...) {
+    options_ = std::move(resharded);
+    load_state(present);
+    throw;
+  }
 }
 
 // ---- Commits
@@ -489,6 +525,12 @@ std::vector<BatchId> DataLoader::outstanding() const { return impl_->outstanding
 std::optional<Batch> DataLoader::next() { return impl_->next(); }
 std::optional<int64_t> DataLoader::size() const { return impl_->size(); }
 State DataLoader::state() const { return StateAccess::make(impl_->state()); }
+void DataLoader::reshard(int64_t rank, int64_t world_size) {
+  impl_->reshard({.rank = rank, .world_size = world_size}, nullptr);
+}
+void DataLoader::reshard(int64_t rank, int64_t world_size, const State& state) {
+  impl_->reshard({.rank = rank, .world_size = world_size}, &StateAccess::value_of(state));
+}
 void DataLoader::load_state(const State& state) { impl_->load_state(StateAccess::value_of(state)); }
 Stats DataLoader::stats() const { return impl_->stats(); }
 

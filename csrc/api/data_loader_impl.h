@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "api/commit_ledger.h"
+#include "api/index_order.h"
 #include "api/loader_state.h"
 #include "api/worker_set.h"
 #include "base/process.h"
@@ -38,6 +39,8 @@ class PENSTOCK_HIDDEN DataLoader::Impl {
   std::optional<int64_t> size() const;
   Value state() const;
   void load_state(const Value& state);
+  // `state` is where to continue; null: at the current position.
+  void reshard(api::JobPlace job, const Value* state);
   Stats stats() const;
 
   const Options& options() const { return options_; }
@@ -52,7 +55,8 @@ class PENSTOCK_HIDDEN DataLoader::Impl {
   };
 
   Running& running();
-  void check_can_resume() const;
+  void check_owner() const;
+  void check_can_resume(const char* call) const;
   bool has_free_order() const;
   bool begin_part();
   void begin_repeat(api::CommitLedger::Repeat repeat);
@@ -60,12 +64,11 @@ class PENSTOCK_HIDDEN DataLoader::Impl {
   void begin_from(const api::LoadedState& loaded);
   void begin(api::EpochAccount account, const api::ResumePoint* point);
   void begin_meter(api::StepMeter& meter);
-  int64_t order_size() const;  // of a map-style dataset: samples per epoch, over all ranks
   std::optional<Batch> next_of_part();
   std::optional<Batch> take();
   Batch to_batch(loader::Client::Event& event);
 
-  const Options options_;
+  Options options_;  // reshard() changes its ranks
   api::BuiltLoader built_;
   std::optional<ProcessBound<Running>> running_;
   std::shared_ptr<api::CommitLedger> commits_;  // if the program commits batches; batches know it, too

@@ -201,6 +201,13 @@ Options with_ranks(Options options) {
   return options;
 }
 
+Options resharded(Options options, const JobPlace& job) {
+  options.rank = job.rank;
+  options.world_size = job.world_size;
+  if (options.global_batch_size) options.batch_size = 1;  // with_ranks() has set it
+  return with_ranks(std::move(options));
+}
+
 std::optional<sampling::RankShareOptions> share_of(const Options& options) {
   if (!options.shard_by_rank) return std::nullopt;
   const int64_t step_size = options.global_batch_size.value_or(*options.batch_size * *options.world_size);

@@ -100,6 +100,10 @@ JobPlace place_in_job(const Options& options);
 // Python's messages.
 Options with_ranks(Options options);
 
+// Takes options that with_ranks() returned, and returns them for another rank, or another number of ranks. Throws as
+// with_ranks().
+Options resharded(Options options, const JobPlace& job);
+
 // The rank's share of an epoch that starts at its first sample; none without shard_by_rank. Takes options that
 // with_ranks() returned.
 std::optional<sampling::RankShareOptions> share_of(const Options& options);

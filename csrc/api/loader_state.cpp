@@ -581,10 +581,7 @@ void read_shard(const Part& shard, uint32_t shard_id, dataset::BatchReader::Shar
 }
 
 // The number of samples in the order of an epoch.
-uint64_t order_size(const BuiltLoader& built) {
-  const auto& sampler = built.options->sampler;
-  return static_cast<uint64_t>(sampler ? sampler->size().value_or(0) : built.sample_count.value_or(0));
-}
+uint64_t order_size(const BuiltLoader& built) { return static_cast<uint64_t>(built.order_size().value_or(0)); }
 
 // Reads which samples of the order the missing steps have: ascending, and before point.sample_count.
 std::vector<sampling::StepRun> read_runs(const Part& part, const ResumePoint& point, uint64_t order_size) {

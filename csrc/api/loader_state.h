@@ -76,6 +76,8 @@ struct BuiltLoader {
   uint32_t shard_count = 1;
   const Options* options = nullptr;
 
+  // Of a map-style dataset: the samples of an epoch, over all ranks; none for a sampler of unknown size.
+  std::optional<int64_t> order_size() const { return options->sampler ? options->sampler->size() : sample_count; }
   // The current states of the generators that the stream is drawn from.
   GeneratorSnapshot take_generators() const;
   // The part "built" of a state.

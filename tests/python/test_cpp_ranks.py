@@ -147,6 +147,64 @@ def test_uncommitted_steps_move_between_cpp_and_python_ranks(order: dict[str, An
     assert [joined([*step]) for step in zip(*rows, strict=True)] == [whole[1], whole[5]]
 
 
+@pytest.mark.parametrize("order", [{"shuffle": True}, {}], ids=str)
+def test_states_after_reshard_resume_across_cpp_and_python(order: dict[str, Any]) -> None:
+    options = {"global_batch_size": 4, "remainder": "uneven", **order}
+    of_cpp = {**order, "global_batch_size": 4, "num_workers": 2}
+    whole = [batch[0].tolist() for batch in python_rank(0, 1, **options)]
+    assert len(whole) == 6
+    python = python_rank(0, 2, **options)
+    iterator = iter(python)
+    assert next(iterator)[0].tolist() == whole[0][:2]
+    python.reshard(0, 1)
+    assert next(iterator)[0].tolist() == whole[1]
+    state = json.loads(json.dumps(python.state_dict()))
+    python.reshard(1, 4)
+    assert python.state_dict() == state
+    # The state of one rank, and two changes of a loader in C++: to 4 ranks and to 2.
+    *batches, after = cpp_rank(
+        0, 1, "uneven", options=of_cpp, state=state, reshards=[[1, 1, 4], [2, 1, 2]], stop=3
+    )
+    assert [batch[0] for batch in batches] == [whole[2], whole[3][1:2], whole[4][2:]]
+    last = python_rank(0, 3, **options)
+    last.load_state_dict(after)
+    last.reshard(0, 1)
+    given = [batch[0].tolist() for batch in last]
+    assert given == whole[5:]
+    for _ in range(3):
+        next(iterator)  # as the fourth of four ranks
+    # Only Python has the states of samplers and datasets, which there are none of here.
+    of_python = {name: value for name, value in python.state_dict().items() if name in after}
+    assert {**of_python, "dataset": None} == after
+    assert after["_sampler_iter_yielded"] == 5
+
+
+def test_cpp_rank_reshards_as_a_python_rank() -> None:
+    options = {"batch_size": 3, "shuffle": True, "generator": 9}
+    for remainder in REMAINDERS:
+        loader = python_rank(1, 2, remainder=remainder, **options)
+        expected = []
+        for _ in range(2):
+            for batch in loader:
+                expected.append(as_numbers(batch))
+                if len(expected) == 2:
+                    loader.reshard(0, 3)
+        given = {**options, "num_workers": 2}
+        *batches, _ = cpp_rank(1, 2, remainder, options=given, epochs=2, reshards=[[2, 0, 3]])
+        assert batches == expected
+
+
+@pytest.mark.parametrize("numbers", [[2, 2], [-1, 2], [0, 0]])
+def test_impossible_numbers_are_refused_by_reshard(numbers: list[int]) -> None:
+    options = {"global_batch_size": 6}
+    rank, world_size = numbers
+    message = f"0 <= rank < world_size, got rank={rank} and world_size={world_size}"
+    with pytest.raises(AssertionError, match=message):
+        cpp_rank(0, 2, options=options, reshards=[[1, rank, world_size]])
+    with pytest.raises(ValueError, match=message):
+        python_rank(0, 2, **options).reshard(rank, world_size)
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("options", "message"),

@@ -133,6 +133,24 @@ def forward(self, index, own, batch):
         assert given == expected, of
 
 
+@pytest.mark.slow
+def test_pool_serves_a_resharded_rank_over_the_same_connection(pool: PoolProcesses) -> None:
+    ranks = {**SHUFFLED, "job": [0, 2, 2]}
+    reshards = [[2, 2, 3], [3, 0, 1]]
+    program: dict[str, Any] = {"size": SIZE, "seed": 3, "reshards": reshards}
+    expected = run_cpp(options=ranks, **program)
+    pool.start_native_worker()
+    pool.start_worker(environment={"PYTHONPATH": str(HERE)})
+    for of in (OF_PLUGIN, OF_PYTHON):
+        given = run_cpp(options=ranks, pool=pool.endpoint, **of, **program)
+        assert given == expected, of
+    # A worker's process counts the samples that it has made: it is the same one all the time.
+    of = {**OF_PLUGIN, "dataset": "counting", "pool": pool.endpoint}
+    *batches, _ = run_cpp(options=ranks, **of, **program)
+    counts = [count for batch in batches for count in batch[0]]
+    assert counts == sorted(set(counts))
+
+
 SHRINKING = """
 def forward(self, index, image):
     x = torch.flip(image.float() * 0.5 + 1, [-1])[:, :, ::16, ::16]

@@ -109,6 +109,29 @@ class PENSTOCK_API DataLoader {
   // Takes effect at the next begin(). Throws kValue for the state of a loader with a different stream.
   void load_state(const State& state);
 
+  // Continues as another rank, or with another number of ranks, from the next batch on. Call this between two batches,
+  // on each rank of the new size and after the same step: the epoch and its iterator continue, and the ranks share the
+  // samples that no rank has been given, as ranks of that size would that resume from the state of this step. The
+  // workers and the connection to a pool stay; batches that they have made ahead are dropped and made again by the rank
+  // that needs them. Between two epochs, the numbers apply to the next epoch. A `sampler` starts the epoch again, as
+  // after load_state().
+  //
+  // A rank that joins is created with the new numbers and loads the state of any old rank at this step. A rank that
+  // leaves destroys its loader. Ranks in C++ do not compare their numbers and positions.
+  //
+  // Throws kValue for impossible numbers, and kUnsupported without Options::shard_by_rank and with workers unless
+  // in_order is true. The loader then continues as it was. If the program's sampler throws, the next begin() resumes
+  // the epoch at the old size.
+  //
+  //   for (const penstock::Batch& batch : loader) {
+  //     train(batch.tensor());
+  //     if (group.has_changed()) loader.reshard(group.rank(), group.size());
+  //   }
+  void reshard(int64_t rank, int64_t world_size);
+  // The same from `state` on, which must be the same on all ranks. An earlier state repeats the steps after it, for
+  // example a step in which a rank has died.
+  void reshard(int64_t rank, int64_t world_size, const State& state);
+
   // Notes that the program is done with a batch: no resumed loader delivers it again. Batches may be committed in any
   // order and from any thread. Throws kValue if the batch is committed already, was delivered by another loader or
   // before load_state(), and kUnsupported without Options::commit.

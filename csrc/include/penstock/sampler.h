@@ -19,8 +19,9 @@ class PENSTOCK_API Sampler {
   Sampler& operator=(const Sampler&) = delete;
   virtual ~Sampler();
 
-  // Starts epoch number `epoch` of its loader, from 0. A loader that resumes an epoch also calls this, then draws the
-  // batches that were already delivered from next() and discards them.
+  // Starts epoch number `epoch` of its loader, from 0. A loader that resumes an epoch, or calls reshard() in one, calls
+  // this again, then draws the batches that were already delivered from next() and discards them: the same number must
+  // start the same order.
   virtual void begin_epoch(int64_t epoch) = 0;
 
   // The indices of the next batch: `batch_size` of them, or fewer at the end. No value when the epoch is over. A

@@ -15,6 +15,9 @@
 // stayed with workers, the batches that were recalled, and the sum of the last batch, which is read once the loader is
 // gone. With "alarms" signals come while the loader is constructed.
 //
+// "reshards" lists changes of the number of ranks: each has the number of batches delivered before it, and the new rank
+// and number of ranks. The last line is then the state, as with "stop".
+//
 // "keep" lists batches, by the order of delivery, that are not committed; all others are committed after the last one.
 // With "redeliver", only batches of earlier epochs are delivered. With "pack", the options of a packer, the samples are
 // documents of draw_datasets.h, and the output has the packed batches, the counts and the state. With "checkpoint", a
@@ -184,13 +187,22 @@ penstock::DataLoader loader_under_alarms(const Value& given) {
 using Call = std::function<Value(const penstock::Batch&)>;
 
 void run_epochs(const Value& given, penstock::DataLoader& loader, const Call& call) {
-  int64_t left = integer_or(given, "stop", INT64_MAX);
-  for (int64_t epoch = 0; epoch < integer_or(given, "epochs", 1) && left > 0; ++epoch) {
+  const int64_t stop = integer_or(given, "stop", INT64_MAX);
+  const Value* reshards = given.find("reshards");
+  int64_t count = 0;
+  const auto reshard = [&] {
+    if (reshards == nullptr) return;
+    for (const Value& one : reshards->items())
+      if (one[0].integer() == count) loader.reshard(one[1].integer(), one[2].integer());
+  };
+  for (int64_t epoch = 0; epoch < integer_or(given, "epochs", 1) && count < stop; ++epoch) {
     loader.begin_epoch();
-    for (; left > 0; --left) {
+    while (count < stop) {
       const auto batch = loader.next();
       if (!batch) break;
       std::cout << plain(call(*batch)).to_json() << "\n";
+      ++count;
+      reshard();
     }
   }
 }
@@ -411,7 +423,7 @@ void run(const Value& given) {
     return;
   }
   run_epochs(given, loader, [](const penstock::Batch& batch) { return batch.value(); });
-  if (given.find("stop") != nullptr) std::cout << loader.state().to_json() << "\n";
+  if (given.find("stop") != nullptr || given.find("reshards") != nullptr) std::cout << loader.state().to_json() << "\n";
 }
 
 }  // namespace
