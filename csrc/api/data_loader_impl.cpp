@@ -23,6 +23,7 @@
 #include "loader/counters.h"
 #include "loader/step_ledger.h"
 #include "penstock/data_loader.h"
+#include "penstock/filtered.h"
 
 namespace penstock {
 
@@ -46,8 +47,11 @@ DataLoader::Impl::Impl(AnyDataset dataset, Options options) : options_(api::with
   built_ = {.is_iterable = shape.is_iterable,
             .sample_count = {},
             .shard_count = api::shard_count_of(shape, options_),
+            .selection = {},
             .options = &options_};
   if (!shape.is_iterable) built_.sample_count = shape.sample_count;
+  if (const auto kept = std::dynamic_pointer_cast<FilteredDataset>(dataset.by_index()))
+    built_.selection = kept->selection();
   running_.emplace(std::move(running));
   if (options_.commit != Commit::kNone)
     commits_ = std::make_shared<api::CommitLedger>(api::title_of(dataset), !options_.batch_size);

@@ -261,14 +261,16 @@ Value BuiltLoader::to_value() const {
     batch_sampler = "BatchSampler of " + std::to_string(*options->batch_size) + " over " + sampler_name(*this).text() +
                     (options->drop_last ? ", last one left out" : "");
   }
-  return Value::dict({{"kind", is_iterable ? "iterable" : "map"},
-                      {"batch_size", options->shard_by_rank ? Value() : batch_size},
-                      {"drop_last", options->shard_by_rank ? Value() : Value(options->drop_last)},
-                      {"dataset length", sample_count ? Value(*sample_count) : Value()},
-                      {"seeding", options->shard_by_rank ? "sample" : "batch"},
-                      {"shards", is_iterable ? Value(shard_count) : Value()},
-                      {"sampler", is_iterable ? Value() : sampler_name(*this)},
-                      {"batch_sampler", batch_sampler}});
+  Value::Entries built = {{"kind", is_iterable ? "iterable" : "map"},
+                          {"batch_size", options->shard_by_rank ? Value() : batch_size},
+                          {"drop_last", options->shard_by_rank ? Value() : Value(options->drop_last)},
+                          {"dataset length", sample_count ? Value(*sample_count) : Value()},
+                          {"seeding", options->shard_by_rank ? "sample" : "batch"},
+                          {"shards", is_iterable ? Value(shard_count) : Value()},
+                          {"sampler", is_iterable ? Value() : sampler_name(*this)},
+                          {"batch_sampler", batch_sampler}};
+  if (selection) built.push_back({"selection", *selection});
+  return Value::dict(std::move(built));
 }
 
 sampling::RankShareOptions share_at(sampling::RankShareOptions share, const ResumePoint& point) {
@@ -448,6 +450,11 @@ void check_state(const BuiltLoader& built, const Value& state) {
     const Value* here = now.find(name);
     if (here != nullptr && here->to_json() == entry.value.to_json()) continue;
     refuse_other(name, as_python(&entry.value), as_python(here));
+  }
+  for (const Value::Entry& entry : now.entries()) {
+    const std::string& name = entry.key.text();
+    if (theirs.value->find(name) == nullptr && !entry.value.is_none())
+      refuse_other(name, as_python(nullptr), as_python(&entry.value));
   }
   const Value* dataset = state.find("dataset");
   // In a state of Python's ranks, the second of two items is the version of the data.

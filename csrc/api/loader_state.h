@@ -74,6 +74,7 @@ struct BuiltLoader {
   bool is_iterable = false;
   std::optional<int64_t> sample_count;  // for a map-style dataset
   uint32_t shard_count = 1;
+  std::optional<std::string> selection = {};  // of a filtered dataset
   const Options* options = nullptr;
 
   // Of a map-style dataset: the samples of an epoch, over all ranks; none for a sampler of unknown size.

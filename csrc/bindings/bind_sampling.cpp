@@ -15,6 +15,7 @@
 #include "sampling/mixture_schedule.h"
 #include "sampling/packer.h"
 #include "sampling/rank_share.h"
+#include "sampling/selection.h"
 
 namespace py = pybind11;
 
@@ -150,6 +151,9 @@ void bind_sampling(py::module_& module) {
         return indices;
       },
       py::arg("indices"), py::arg("dataset_size"), py::arg("rank_count"));
+
+  module.def("samples_evaluated_twice", &sampling::samples_evaluated_twice, py::arg("sample_count"));
+  module.def("samples_per_request", &sampling::samples_per_request, py::arg("sample_count"));
 
   py::class_<MixtureSchedule>(module, "MixtureSchedule")
       .def_property_readonly_static("WHOLE", [](const py::object&) { return MixtureSchedule::kWhole; })

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import Dataset, IterableDataset, Sampler, Subset
 
+from penstock import _C
 from penstock.errors import RankError
 from penstock.loader.dataloader import DataLoader
 from penstock.loader.grouped_arguments import Pool, Ranks
@@ -33,11 +34,8 @@ from penstock.stream.batch_seeds import accepts_generator, below_subsets, select
 _T = TypeVar("_T")
 _Answers = np.ndarray[Any, np.dtype[np.bool_]]
 
-_CHUNK_MAX = 256  # samples of one request to a worker
-_CHUNKS = 256  # requests in a pass over a small dataset, at most
 _PIECE_MAX = 1 << 22  # samples of one message to other ranks; a store takes up to 8 MiB
 _PIECES_PER_RANK = 64
-_CHECKED_MIN, _CHECKED_MAX = 64, 4096  # samples that are evaluated twice
 _FORMAT = "penstock selection 1"
 
 
@@ -222,13 +220,11 @@ class _Work(NamedTuple):
     @staticmethod
     def of(sample_count: int, exchange: _Exchange) -> _Work:
         pieces = exchange.job.world_size * _PIECES_PER_RANK
-        checked = max(_CHECKED_MIN, min(_CHECKED_MAX, sample_count // 100))
-        spots = np.linspace(0, sample_count - 1, min(sample_count, checked))
         return _Work(
             sample_count,
-            chunk_size=min(_CHUNK_MAX, -(-sample_count // _CHUNKS)),
+            chunk_size=_C.samples_per_request(sample_count),
             piece_size=min(_PIECE_MAX, -(-sample_count // pieces)),
-            spots=np.unique(spots.astype(np.int64)),
+            spots=np.array(_C.samples_evaluated_twice(sample_count), dtype=np.int64),
             exchange=exchange,
         )
 

@@ -194,6 +194,22 @@ def test_cpp_rank_reshards_as_a_python_rank() -> None:
         assert batches == expected
 
 
+def test_offloaded_part_is_used_after_reshard() -> None:
+    source = """
+def forward(self, index, own, batch):
+    x = torch.sin(own.remainder(1000).float()) * torch.exp(-batch.remainder(7).float())
+    return torch.cos(x) + torch.sqrt(index.float() + 1).sum()
+"""
+    options = {"batch_size": 4, "shuffle": True, "job": [0, 1, 2]}
+    reshards = [[12, 1, 2], [20, 0, 3]]
+    given: dict[str, Any] = {"size": 200, "seed": 3, "offload": source, "reshards": reshards}
+    *expected, used_count = run_cpp(options=options, **given)
+    assert used_count == 0
+    *results, used_count = run_cpp(options={**options, "num_workers": 2}, **given)
+    assert results == expected
+    assert used_count > 15  # of about 28 batches, from the fifth one on
+
+
 @pytest.mark.parametrize("numbers", [[2, 2], [-1, 2], [0, 0]])
 def test_impossible_numbers_are_refused_by_reshard(numbers: list[int]) -> None:
     options = {"global_batch_size": 6}

@@ -14,6 +14,7 @@
 #include "penstock/error.h"        // IWYU pragma: export
 #include "penstock/export.h"       // IWYU pragma: export
 #include "penstock/fields.h"       // IWYU pragma: export
+#include "penstock/filtered.h"     // IWYU pragma: export
 #include "penstock/offload.h"      // IWYU pragma: export
 #include "penstock/options.h"      // IWYU pragma: export
 #include "penstock/packer.h"       // IWYU pragma: export

@@ -6,6 +6,7 @@
 //
 // The dataset has three parts: the index, and two numbers that are drawn from the sample's and from the batch's
 // generator. "iterable" reads it as a stream; "state" is loaded first; after "stop" batches the state is the last line.
+// With "filter", only the samples are read whose index is not divisible by three; it has the options of the filter.
 // The option "job" is the rank, the number of ranks and the place of the remainder in its enumeration.
 // "transform" is the source of a scripted module's forward, which each batch goes through. "plugin" names a library
 // that has the same datasets, "python" a factory, "pool" a controller. "offload" is the source of a module, too: it is
@@ -150,6 +151,13 @@ penstock::DataLoader loader_of(const Value& given) {
   if (const Value* python = given.find("python"))
     return penstock::DataLoader(penstock::PythonDataset{.factory = python->text(), .arguments = *arguments}, options);
   if (boolean_or(given, "iterable", false)) return penstock::DataLoader(DrawStream(size), options);
+  if (const Value* filter = given.find("filter")) {
+    const Value* cache = filter->find("cache");
+    const penstock::FilterOptions filtering{.num_workers = integer_or(*filter, "num_workers", 0),
+                                            .cache = cache != nullptr ? cache->text() : ""};
+    const auto is_kept = [](const Value& sample) { return sample[0].integer() % 3 != 0; };
+    return penstock::DataLoader(penstock::filtered(std::make_shared<Draw>(size), is_kept, filtering), options);
+  }
   return penstock::DataLoader(Draw(size), options);
 }
 
