@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `penstock controller --keep` costs a job that finds none of its batches, and what it saves
-jobs that have one seed.
+"""The cost of `penstock controller --keep` for a job that finds none of its batches, and its saving
+for jobs that have one seed.
 
 Each pool is a controller and one `penstock worker` with two workers on loopback, without --keep or
 with it; the pools take turns. "no reuse" is the rate of a job whose epochs have different seeds, so
 no batch is asked for twice: of batches that exist already, and of batches that take about 50 ms of
 CPU time; the store is full before the first round. "jobs" is the CPU time of the workers for --jobs
-jobs at once that have one seed, over that of one job.
+jobs at once that have one seed, over one job's.
 """
 
 from __future__ import annotations

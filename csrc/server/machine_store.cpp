@@ -335,7 +335,7 @@ std::optional<MachineStore::Reply> MachineStore::call(const ToStore& question, i
   return reply;
 }
 
-// Of most batches of a sparse group, the host needs to know nothing.
+// Most batches of a sparse group are made without a question to the host.
 bool MachineStore::is_passed_over(const BatchName& name) {
   return sparse_.contains(name.group) && !session::is_chosen(name);
 }

@@ -223,7 +223,7 @@ class Numbers(IterableDataset[int]):
 
 
 class Plain(Dataset[Any]):
-    """Samples of equal size that draw nothing."""
+    """Samples of equal size, without draws."""
 
     fingerprint = "plain"
 
@@ -235,7 +235,7 @@ class Plain(Dataset[Any]):
 
 
 class Wrapped(Dataset[Any]):
-    """Samples of a cache, at indices of its own."""
+    """Samples of a cache, at other indices."""
 
     def __init__(self, kept: Any, offset: int) -> None:
         self.kept, self.offset = kept, offset

@@ -119,8 +119,8 @@ class PENSTOCK_API DataLoader {
   // A rank that joins is created with the new numbers and loads the state of any old rank at this step. A rank that
   // leaves destroys its loader. Ranks in C++ do not compare their numbers and positions.
   //
-  // Throws kValue for impossible numbers, and kUnsupported without Options::shard_by_rank and with workers unless
-  // in_order is true. The loader then continues as it was. If the program's sampler throws, the next begin() resumes
+  // Throws kValue for impossible numbers, and kUnsupported without Options::shard_by_rank, with workers unless in_order
+  // is true or the steps are committed, and while delivered steps are not committed. The loader then continues as it was. If the program's sampler throws, the next begin() resumes
   // the epoch at the old size.
   //
   //   for (const penstock::Batch& batch : loader) {

@@ -379,6 +379,29 @@ TEST(Reshard, RefusedNumbersChangeNothing) {
   EXPECT_NE(message.find("reshard() requires shard_by_rank"), std::string::npos) << message;
 }
 
+TEST(Reshard, DeliveredStepsHaveToBeCommitted) {
+  Options options = in_steps(1);
+  options.commit = Commit::kManual;
+  auto loader = make_rank(options, 0, 2);
+  auto twin = make_rank(in_steps(), 0, 1);
+  const std::vector<Parts> expected = epoch_of_rank(twin);
+  loader.begin_epoch();
+  const auto first = loader.next();
+  std::string message;
+  EXPECT_EQ(error_of([&] { loader.reshard(0, 1); }, message), ErrorKind::kUnsupported);
+  EXPECT_NE(message.find("got 1 outstanding batches"), std::string::npos) << message;
+  loader.commit(*first);
+  loader.reshard(0, 1);
+  const auto second = loader.next();
+  expect_equal(parts_of(*second), expected[1]);
+  EXPECT_EQ(loader.outstanding(), std::vector{second->id()});
+  auto resumed = make_rank(options, 0, 1);
+  resumed.load_state(loader.state());
+  const std::vector<Parts> given = epoch_of_rank(resumed);
+  ASSERT_EQ(given.size(), expected.size() - 1);
+  for (size_t step = 0; step < given.size(); ++step) expect_equal(given[step], expected[step + 1]);
+}
+
 TEST(Reshard, RefusedStatesChangeNothing) {
   auto loader = make_rank(in_steps(1), 0, 1);
   auto whole = make_rank(in_steps(), 0, 1);
