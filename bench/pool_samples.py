@@ -90,6 +90,6 @@ class Worked(Dataset[torch.Tensor]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         made = torch.arange(4096, dtype=torch.float32) + index
-        for _ in range(100):
+        for _ in range(400):
             made = made.sin()
         return made

@@ -228,6 +228,11 @@ BatchStore::Answer BatchStore::ask(const BatchName& name, const Claimant& by, bo
   return answer;
 }
 
+bool BatchStore::is_passed_over(const BatchName& name) const {
+  MutexLock lock(mutex_);
+  return names_.is_passed_over(name);
+}
+
 void BatchStore::stop_waiting(uint64_t worker_id) {
   MutexLock lock(mutex_);
   names_.stop_waiting(worker_id);

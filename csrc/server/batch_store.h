@@ -91,6 +91,7 @@ class BatchStore {
   // Whether a job's process may have the request for this batch before it can make it: kMake, which claims the batch,
   // or kWait.
   Answer ask_ahead(const session::BatchName& name, const session::Claimant& by);
+  bool is_passed_over(const session::BatchName& name) const;
   void stop_waiting(uint64_t worker_id);
   // The batch with which the one just made has to be compared before it is admitted; null: none.
   std::shared_ptr<const PoolResult> twin_of(const session::BatchName& name) const;

@@ -183,7 +183,7 @@ void MachineStore::set_share(uint64_t worker_id, uint64_t bytes) {
 BatchStore::Answer MachineStore::ask(const BatchName& name, const Claimant& by, bool may_wait) {
   MutexLock lock(mutex_);
   if (!calls_) return local_.ask(name, by, may_wait);
-  if (!is_short(name) || is_passed_over(name)) return {};
+  if (!is_short(name)) return {};
   auto reply = call({.kind = ToStore::Kind::kAsk,
                      .may_wait = may_wait,
                      .worker_id = by.worker_id,
@@ -203,7 +203,7 @@ BatchStore::Answer MachineStore::ask(const BatchName& name, const Claimant& by, 
 bool MachineStore::ask_ahead(const BatchName& name, const Claimant& by) {
   MutexLock lock(mutex_);
   if (!calls_) return local_.ask_ahead(name, by).kind == FoundKind::kMake;
-  if (!is_short(name) || is_passed_over(name)) return true;
+  if (!is_short(name)) return true;
   const auto reply = call({.kind = ToStore::Kind::kAsk,
                            .is_ahead = true,
                            .worker_id = by.worker_id,
@@ -211,6 +211,12 @@ bool MachineStore::ask_ahead(const BatchName& name, const Claimant& by) {
                            .name = record_of(name)});
   if (reply) note_sparse(name.group, reply->message.is_sparse);
   return !reply || reply->message.kind == FromStore::Kind::kMake;
+}
+
+bool MachineStore::is_passed_over(const BatchName& name) {
+  MutexLock lock(mutex_);
+  if (!calls_) return local_.is_passed_over(name);
+  return sparse_.contains(name.group) && !session::is_chosen(name);
 }
 
 void MachineStore::stop_waiting(uint64_t worker_id) {
@@ -237,7 +243,7 @@ std::optional<MachineStore::Id> MachineStore::admit(const BatchName& name, const
     const auto number = local_.admit(name, by, made, comparison);
     return number ? std::optional(Id{.era = era_, .number = *number}) : std::nullopt;
   }
-  if (!is_short(name) || (made.is_cheap && is_passed_over(name))) return std::nullopt;
+  if (!is_short(name)) return std::nullopt;
   ToStore question{.kind = ToStore::Kind::kAdmit,
                    .draws_nothing = made.draws_nothing,
                    .is_cheap = made.is_cheap,
@@ -333,11 +339,6 @@ std::optional<MachineStore::Reply> MachineStore::call(const ToStore& question, i
   Reply reply{.message = parsed.value()};
   if (!message.value().fds.empty()) reply.file = std::move(message.value().fds.front());
   return reply;
-}
-
-// Most batches of a sparse group are made without a question to the host.
-bool MachineStore::is_passed_over(const BatchName& name) {
-  return sparse_.contains(name.group) && !session::is_chosen(name);
 }
 
 void MachineStore::note_sparse(const std::string& group, bool is_sparse) {

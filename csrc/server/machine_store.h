@@ -79,6 +79,8 @@ class MachineStore final : private EventLoop::Handler {
   bool is_on() const { return is_on_; }
   BatchStore::Answer ask(const session::BatchName& name, const session::Claimant& by, bool may_wait);
   bool ask_ahead(const session::BatchName& name, const session::Claimant& by);
+  // Whether the batch is made as if it had no name.
+  bool is_passed_over(const session::BatchName& name);
   void stop_waiting(uint64_t worker_id);
 
   // An admitted batch. It is void once the batches are kept elsewhere.
@@ -145,7 +147,6 @@ class MachineStore final : private EventLoop::Handler {
   void begin_as_guest(shm::Channel calls, shm::Channel wakes);
   void serve_wakes();
   std::optional<Reply> call(const wire::ToStore& question, int file = -1) PENSTOCK_REQUIRES(mutex_);
-  bool is_passed_over(const session::BatchName& name) PENSTOCK_REQUIRES(mutex_);
   void note_sparse(const std::string& group, bool is_sparse) PENSTOCK_REQUIRES(mutex_);
   void lose_host() PENSTOCK_REQUIRES(mutex_);
   static std::shared_ptr<const PoolResult> result_of(Reply reply);

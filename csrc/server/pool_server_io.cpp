@@ -486,7 +486,7 @@ std::shared_ptr<const session::BatchName> PoolServerIo::name_of(const PoolWork& 
   append(name->epoch, work.seeds);
   append_number(name->place, work.number());
   append_number(name->place, work.first_place);
-  return name;
+  return options_.store->is_passed_over(*name) ? nullptr : name;
 }
 
 void PoolServerIo::release(const PoolWork& work) {

@@ -105,6 +105,11 @@ bool NamedBatches::has_to_wait(Claim& claim, const Claimant& by, bool may_wait, 
   return true;
 }
 
+bool NamedBatches::is_passed_over(const BatchName& name) const {
+  const auto group = groups_.find(name.group);
+  return group != groups_.end() && is_sparse(group->second) && !is_chosen(name);
+}
+
 void NamedBatches::stop_waiting(uint64_t worker_id) {
   for (auto& [key, claim] : claims_)
     std::erase_if(claim.waiting, [&](const auto& waiting) { return waiting.second == worker_id; });

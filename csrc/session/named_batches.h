@@ -98,6 +98,8 @@ class NamedBatches {
   };
   // With `may_wait`, a kWait is remembered as the wait of this worker, until it is served or stop_waiting().
   Found ask(const BatchName& name, const Claimant& by, bool may_wait, Instant now);
+  // Whether the batch need not be asked about, nor admitted: its group is sparse, and it is not chosen.
+  bool is_passed_over(const BatchName& name) const;
   void stop_waiting(uint64_t worker_id);
   // Whether a worker waits for a batch of the group that another one is making.
   bool is_awaited(const std::string& group) const;

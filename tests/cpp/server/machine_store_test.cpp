@@ -263,6 +263,37 @@ TEST_P(MachineStorePair, BudgetIsTheSumOfAllShares) {
   EXPECT_EQ(host_->ask(named(1)).kind, FoundKind::kMake);
 }
 
+TEST_P(MachineStorePair, MostBatchesOfAJobWithoutReuseArePassedOver) {
+  int samples = 0;
+  const auto make_next = [&] {
+    const auto name = named(samples, samples / 8);
+    ++samples;
+    EXPECT_EQ(guest_.ask(name).kind, FoundKind::kMake);
+    return guest_.make(name, kLarge);
+  };
+  const int fitting = static_cast<int>(2 * kBudget / kLarge);
+  while (samples < fitting / 2) make_next();
+  EXPECT_FALSE(guest_.store().is_passed_over(named(0)));
+  while (samples < 2 * fitting) make_next();
+  const auto next_chosen = [&](bool is_chosen) {
+    for (;; ++samples)
+      if (session::is_chosen(named(samples, samples / 8)) == is_chosen) return named(samples, samples / 8);
+  };
+  for (Server* const server : {&guest_, &*host_}) {
+    EXPECT_TRUE(server->store().is_passed_over(next_chosen(false)));
+    EXPECT_FALSE(server->store().is_passed_over(next_chosen(true)));
+  }
+  const auto chosen = next_chosen(true);
+  EXPECT_EQ(guest_.ask(chosen).kind, FoundKind::kMake);
+  EXPECT_TRUE(guest_.make(chosen, kLarge));
+  host_->expect_kept(chosen, kLarge);
+  ++samples;
+  EXPECT_FALSE(host_->store().is_passed_over(next_chosen(false)));
+  EXPECT_TRUE(guest_.store().is_passed_over(next_chosen(false))) << "it has not asked since";
+  EXPECT_EQ(guest_.ask(next_chosen(true)).kind, FoundKind::kMake);
+  EXPECT_FALSE(guest_.store().is_passed_over(next_chosen(false)));
+}
+
 TEST_P(MachineStorePair, BatchWithAnEndlessNameIsNotKept) {
   session::BatchName name = named(1);
   name.samples.assign(wire::kStoreNameBytesMax, 's');
