@@ -182,7 +182,10 @@ class NamedBatches {
   void touch(Group& group, Id id);
   Group& group_of(const std::string& name, Instant now);
   Groups::iterator find_victim(const std::string& own, uint64_t own_bytes, Instant now);
-  bool is_sparse(const Group& group) const { return group.is_cheap && group.unused_bytes >= budget_; }
+  // Batches that recur in each epoch are requested again, and cost no more than one copy.
+  bool is_sparse(const Group& group) const {
+    return group.is_cheap && group.seeds != Seeds::kIrrelevant && group.unused_bytes >= budget_;
+  }
   bool make_room(const BatchName& name, uint64_t bytes, Instant now, std::vector<Id>& evicted);
   void erase(Id id);
   void forget_if_empty(const std::string& group);

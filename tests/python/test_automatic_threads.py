@@ -246,9 +246,17 @@ def feed(choice: ThreadChoice, count: int, sample_s: Any, waiting: float) -> lis
 def test_choice_grows_while_samples_come_faster() -> None:
     choice = ThreadChoice(32)
     counts = feed(choice, 40, lambda threads: 0.01 / min(threads, 12), 0.9)
-    assert counts[:4] == [1, 1, 1, 1]  # one that starts up, three that are measured
+    assert counts[:4] == [1, 1, 1, 10]  # one that starts up, two of 0.64 s that are measured
     assert sorted(set(counts)) == [1, 10, 20, 32]
     assert choice.threads == 20
+
+
+@pytest.mark.parametrize(("batch_s", "measured_count"), [(0.1, 3), (0.4, 3), (0.6, 2), (6.5, 1)])
+def test_choice_measures_fewer_batches_if_they_are_slow(
+    batch_s: float, measured_count: int
+) -> None:
+    counts = feed(ThreadChoice(32), 8, lambda threads: batch_s / 64 / threads, 0.9)
+    assert counts.index(10) == 1 + measured_count
 
 
 def test_choice_stays_at_one_thread_for_samples_that_compute_or_are_fast() -> None:

@@ -148,6 +148,7 @@ WHOSE_BYTES = {
         "_version_of_library",
         "ctypes.c_char_p",
     ): "its version, a text of its own",
+    ("stream/batch_seeds.py", "_numpy_words", "ctypes.string_at"): "the state of numpy's generator",
     ("doctor/program_runs.py", "end_with_parent", "ctypes.CDLL"): "the process's own C library",
     ("live/dashboard_server.py", "_Handler._refuse", ".recv"): "bytes that are thrown away",
     ("cli/program.py", "run_file", "compile"): "the user's own program",

@@ -78,7 +78,7 @@ def test_foreign_or_newer_state_is_rejected() -> None:
     state = {**loader.state_dict(), "version": 99}
     error = error_of(lambda: loader.load_state_dict(state))
     assert type(error) is ValueError
-    assert "version 99, but this penstock supports versions 1 to 5" in str(error)
+    assert "version 99, but this penstock supports versions 1 to 6" in str(error)
 
 
 @pytest.mark.parametrize(

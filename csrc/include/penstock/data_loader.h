@@ -120,8 +120,8 @@ class PENSTOCK_API DataLoader {
   // leaves destroys its loader. Ranks in C++ do not compare their numbers and positions.
   //
   // Throws kValue for impossible numbers, and kUnsupported without Options::shard_by_rank, with workers unless in_order
-  // is true or the steps are committed, and while delivered steps are not committed. The loader then continues as it was. If the program's sampler throws, the next begin() resumes
-  // the epoch at the old size.
+  // is true or the steps are committed, and while delivered steps are not committed. The loader then continues as it
+  // was. If the program's sampler throws, the next begin() resumes the epoch at the old size.
   //
   //   for (const penstock::Batch& batch : loader) {
   //     train(batch.tensor());

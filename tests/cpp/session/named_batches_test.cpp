@@ -45,14 +45,14 @@ class NamedBatchesTest : public testing::Test {
   }
   // One epoch of a loader. Returns how many batches were not made.
   int run(int count, int epoch, const Claimant& by, bool draws_nothing, const std::string& group = "job of ann",
-          Comparison comparison = Comparison::kEqual) {
+          Comparison comparison = Comparison::kEqual, bool is_cheap = false) {
     int kept_count = 0;
     for (int samples = 0; samples < count; ++samples) {
       const BatchName name = named(samples, epoch, group);
       if (ask(name, by) == Kind::kKept)
         ++kept_count;
       else
-        make(name, by, draws_nothing, comparison);
+        make(name, by, draws_nothing, comparison, is_cheap);
     }
     return kept_count;
   }
@@ -238,12 +238,18 @@ TEST_F(NamedBatchesTest, JobThatDrawsForSomeBatchesKeepsTheseBySeed) {
 
 // An age-based eviction would never hit a cycle that is longer than the budget.
 TEST_F(NamedBatchesTest, CycleLongerThanTheBudgetIsHitByTheShareThatFits) {
-  run(32, 0, ann_, true);
-  const int kept_count = run(32, 1, ann_, true);
-  EXPECT_GE(kept_count, 14);
-  EXPECT_EQ(run(32, 2, ann_, true), static_cast<int>(names_.count()));
-  EXPECT_EQ(run(32, 3, ann_, true), static_cast<int>(names_.count()));
-  EXPECT_GE(names_.count(), 15);
+  for (const bool is_cheap : {false, true}) {
+    const std::string group = is_cheap ? "cheap" : "dear";
+    names_.set_budget(0, now_);
+    names_.set_budget(16 * kMiB, now_);
+    const auto epoch = [&](int number) { return run(32, number, ann_, true, group, Comparison::kEqual, is_cheap); };
+    epoch(0);
+    EXPECT_GE(epoch(1), 14) << group;
+    EXPECT_EQ(epoch(2), static_cast<int>(names_.count())) << group;
+    EXPECT_EQ(epoch(3), static_cast<int>(names_.count())) << group;
+    EXPECT_GE(names_.count(), 15) << group;
+    EXPECT_FALSE(names_.is_passed_over(named(31, 4, group))) << group;
+  }
 }
 
 // Jobs with one seed that are close together, in epochs longer than the budget.
