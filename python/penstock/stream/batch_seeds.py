@@ -23,7 +23,7 @@ import ctypes
 import enum
 import inspect
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -98,7 +98,7 @@ def draw_seed(generator: torch.Generator | None) -> int:
 
 def generator_states() -> tuple[Any, ...]:
     """Return the states of the global generators, for comparing or restoring."""
-    return (torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False))
+    return (torch.get_rng_state(), random.getstate(), _numpy_state())
 
 
 def restore(states: tuple[Any, ...]) -> None:
@@ -111,12 +111,22 @@ def restore(states: tuple[Any, ...]) -> None:
 
 def have_moved(states: tuple[Any, ...]) -> bool:
     """Return whether numbers were drawn since :func:`generator_states`."""
+    return _differ(states, _numpy_state)
+
+
+def _differ(states: tuple[Any, ...], numpy_state: Callable[[], Any]) -> bool:
+    """Return whether the global generators have other states; ``numpy_state()`` returns numpy's in
+    the form that ``states`` has."""
     of_torch, of_random, of_numpy = states
     return (
         not torch.equal(of_torch, torch.get_rng_state())
         or of_random != random.getstate()
-        or not _is_same(of_numpy, np.random.get_state(legacy=False))
+        or not _is_same(of_numpy, numpy_state())
     )
+
+
+def _numpy_state() -> Any:
+    return np.random.get_state(legacy=False)
 
 
 def _is_same(some: Any, other: Any) -> bool:
@@ -139,20 +149,10 @@ class SeededWatch:
     """
 
     def __init__(self) -> None:
-        self._states = _states_after_seeding()
+        self._states = torch.get_rng_state(), random.getstate(), _numpy_words()
 
     def has_drawn(self) -> bool:
-        of_torch, of_random, of_numpy = self._states
-        torch_now, random_now, numpy_now = _states_after_seeding()
-        return (
-            not torch.equal(of_torch, torch_now)
-            or of_random != random_now
-            or not _is_same(of_numpy, numpy_now)
-        )
-
-
-def _states_after_seeding() -> tuple[Any, ...]:
-    return torch.get_rng_state(), random.getstate(), _numpy_words()
+        return _differ(self._states, _numpy_words)
 
 
 def _numpy_words() -> Any:
@@ -160,7 +160,7 @@ def _numpy_words() -> Any:
     get_bit_generator = getattr(np.random, "get_bit_generator", None)  # from numpy 1.24 on
     bits = None if get_bit_generator is None else get_bit_generator()
     if type(bits) is not np.random.MT19937:
-        return np.random.get_state(legacy=False)
+        return _numpy_state()
     return ctypes.string_at(bits.ctypes.state_address, _MT19937_BYTES)
 
 
