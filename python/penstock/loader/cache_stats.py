@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any
 
+from penstock import _C
 from penstock.worker.reachable import reachable
 
 
@@ -86,7 +88,12 @@ def keep_owned(dataset: Any, rank: int, rank_count: int) -> None:
     A cache below a part of the dataset, which counts other samples, stores any.
     """
     count = len(dataset)
-    owned = range(-(-rank * count // rank_count), -(-(rank + 1) * count // rank_count))
+
+    def owner_of(index: int) -> int:
+        return _C.owners_of([index], count, rank_count)[0]
+
+    first, end = (bisect_left(range(count), one, key=owner_of) for one in (rank, rank + 1))
+    owned = range(first, end)
     for cache in reachable(dataset, HasSampleCache):
         if len(cache) == count and len(owned) > 0:
             cache.keep_only(owned)
