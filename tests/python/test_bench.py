@@ -204,9 +204,9 @@ def test_caches_of_ranks_are_measured(tmp_path: Path) -> None:
     done = run_bench("by_cache.py", "--quick", "--markdown", "--out", str(lines))
     assert done.returncode == 0, done.stderr
     records = [json.loads(line) for line in lines.read_text().splitlines()]
-    assert len(records) == 18
-    hits, owned, read = records[6:9]  # caches that hold all that a rank owns
-    assert hits["parameters"]["keeps"] == "own" and hits["median"] == owned["median"] > 0.9
+    assert len(records) == 12
+    hits, owned, read = records[3:6]  # caches that hold all that a rank owns
+    assert hits["parameters"]["share"] == "by_cache" and hits["median"] == owned["median"] > 0.9
     assert read["median"] == pytest.approx(1 - hits["median"], abs=1e-4)
     assert "| step | budget | share" in done.stdout
 
