@@ -8,12 +8,14 @@ import json
 import random
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from cpp_loader import Draws, as_numbers, error_of_cpp, finish_cpp, run_cpp, start_cpp
+from cpp_loader import PLUGIN, Draws, as_numbers, error_of_cpp, finish_cpp, run_cpp, start_cpp
+from pool_processes import PoolProcesses, pool_of
 
 import penstock
 
@@ -29,6 +31,21 @@ ORDERS: list[dict[str, Any]] = [
     {"batch_size": 3, "shuffle": True, "generator": 9, "num_workers": 2, "in_order": 4},
     {"batch_size": None, "shuffle": True, "num_workers": 2},
 ]
+
+
+@pytest.fixture
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProcesses]:
+    """A pool with two workers of plug-ins, and the keys of this test alone."""
+    folder = tmp_path / "run"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    for opened in pool_of(tmp_path, monkeypatch):
+        opened.start_native_worker(processes=2)
+        yield opened
+
+
+def of_pool(pool: PoolProcesses, size: int) -> dict[str, Any]:
+    return {"plugin": str(PLUGIN), "arguments": {"size": size}, "pool": pool.endpoint}
 
 
 def python_loader(*, commit: bool = True, **options: Any) -> Any:
@@ -164,6 +181,32 @@ def test_overtaken_batches_move_between_cpp_and_python(window: bool | int) -> No
     assert sorted([*seen, *rows(last)]) == sorted(whole)
 
 
+@pytest.mark.parametrize("in_order", [True, False, 4], ids=str)
+def test_uncommitted_batches_move_into_and_out_of_a_pool(
+    pool: PoolProcesses, in_order: bool | int
+) -> None:
+    here: dict[str, Any] = {"size": SIZE}
+    there = {**here, **of_pool(pool, SIZE)}
+    options = {"batch_size": 3, "shuffle": True, "commit": True}
+    of_workers = {**options, "in_order": in_order}
+    whole = run_cpp(**here, options=options, seed=3, epochs=2)
+    *seen, outstanding, state = run_cpp(
+        **there, options=of_workers, seed=3, epochs=2, stop=21, keep=KEPT
+    )
+    assert len(outstanding) == len(KEPT)
+    kept = [seen[number] for number in KEPT]
+    *expected, _, _ = run_cpp(**here, options=options, seed=8, state=state, keep=[])
+    *left, outstanding, _ = run_cpp(**there, options=of_workers, seed=8, state=state, keep=[])
+    assert sorted(left) == sorted(expected)
+    assert sorted([*seen, *left]) == sorted([*whole, *kept])
+    assert outstanding == []
+    if in_order is True:
+        assert left == expected
+    loader = python_loader(batch_size=3, shuffle=True)
+    loader.load_state_dict(state)
+    assert rows(loader) == expected
+
+
 def test_many_places_left_move_between_cpp_and_python() -> None:
     """More than 256 of them are written as bits."""
     size, options = 1200, {"batch_size": 1, "num_workers": 1}
@@ -208,9 +251,14 @@ def test_misuse_is_reported_in_the_same_words() -> None:
 
 
 @pytest.mark.long
-def test_killed_cpp_program_loses_and_repeats_no_batch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["threads", "pool"])
+def test_killed_cpp_program_loses_and_repeats_no_batch(
+    kind: str, pool: PoolProcesses, tmp_path: Path
+) -> None:
     """The checkpoint has the batches trained on, as a model's weights would, and the state."""
-    options = {"batch_size": 3, "shuffle": True, "generator": 9, "num_workers": 2, "in_order": 4}
+    options = {"batch_size": 3, "shuffle": True, "generator": 9, "in_order": 4}
+    lent = of_pool(pool, 300) if kind == "pool" else {}
+    options["num_workers"] = 0 if lent else 2
     given = {"size": 300, "epochs": EPOCHS}
     checkpoint = tmp_path / "checkpoint.json"
     rng = random.Random(1)
@@ -218,6 +266,7 @@ def test_killed_cpp_program_loses_and_repeats_no_batch(tmp_path: Path) -> None:
     while True:
         process = start_cpp(
             **given,
+            **lent,
             options={**options, "commit": True},
             seed=kill_count,
             checkpoint=str(checkpoint),
@@ -228,7 +277,7 @@ def test_killed_cpp_program_loses_and_repeats_no_batch(tmp_path: Path) -> None:
             assert code == 0, err
             break
         assert process.stdout.readline() == '"ready"\n'
-        time.sleep(rng.random() * 0.03)
+        time.sleep(rng.random() * (0.2 if lent else 0.03))
         process.kill()
         process.communicate()
         kill_count += 1
