@@ -22,7 +22,7 @@ from pool_processes import PoolProcesses, pool_of
 from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 
 import penstock
-from penstock import DataLoader, MixtureSampler, Ranks
+from penstock import DataLoader, MixtureSampler, Ranks, offload
 from penstock.errors import ClosedError, UnsupportedError
 
 STEP_SIZE, STEPS = 12, 9
@@ -38,6 +38,26 @@ class Points(Dataset[torch.Tensor]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.cat([torch.tensor([float(index)]), torch.rand(2)])
+
+
+class Damaged(Points):
+    """Every twentieth sample cannot be read."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index % 20 == 5:
+            raise LookupError(f"no sample {index}")
+        return super().__getitem__(index)
+
+
+class Scaled(torch.nn.Module):
+    """A parameter that follows transforms without one, the same for any size of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor([0.5, 2.0, 3.0]))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.sqrt(rows.abs() + 1).sin() * self.scale
 
 
 class Shards(IterableDataset[torch.Tensor]):
@@ -98,6 +118,10 @@ class Job:
 
     def step(self) -> torch.Tensor:
         return torch.cat([next(iterator) for iterator in self.iterators])
+
+    def commit(self) -> None:
+        for loader in self.loaders:
+            loader.commit(loader.batch_id())
 
     def reshard(self, world_size: int, state: dict[str, Any] | None = None) -> None:
         """The ranks that remain keep their order, ranks that leave close, and others join."""
@@ -171,6 +195,54 @@ def test_resharded_epochs_equal_those_of_one_rank(order: str, workers: dict[str,
         iterator = iter(job.loaders[0])
         assert_equal([*iterator], second)
         assert job.pids(iterator) == pids or "persistent_workers" not in workers
+    finally:
+        job.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("commit", [None, "manual"])
+def test_failing_samples_are_left_out_at_any_size(workers: int, commit: str | None) -> None:
+    options: dict[str, Any] = {"dataset": Damaged(), "on_error": "skip"}
+    (expected,) = whole(1, **options)
+    job = Job(2, num_workers=workers, commit=commit, **options)
+    try:
+        given = []
+        for world_size, count in [(3, 3), (1, 2), (2, STEPS - 5)]:
+            for _ in range(count):
+                given.append(job.step())
+                if commit and len(given) != 3:
+                    job.commit()
+            job.reshard(world_size)
+            if commit and len(given) == 3:  # its last step comes again, at the new size
+                assert_equal([job.step()], given[2:])
+                job.commit()
+        assert_equal(given, expected)
+        # A rank lists what it has left out itself.
+        skipped = [one.index for loader in job.loaders for one in loader.skipped]
+        assert {index % 20 for index in skipped} == {5}
+    finally:
+        job.close()
+
+
+def test_cut_is_kept_at_another_size() -> None:
+    model = Scaled()
+    expected = [model(batch) for batches in whole(3) for batch in batches]
+    job = Job(1, num_workers=1)
+    (loader,) = job.loaders
+    try:
+        first = offload(Scaled(), loader, cut="maximal")
+        given = [first(batch) for batch in job.iterators[0]]
+        given += [first(batch) for batch in loader]
+        assert loader.plan is not None and loader.plan.moved
+        job.iterators = [iter(loader)]
+        given += [first(job.step()) for _ in range(3)]
+        job.reshard(2)
+        models = [first, offload(Scaled(), job.loaders[1], cut="maximal")]
+        before = loader.stats().boundary_batches
+        for rows in zip(*job.iterators, strict=True):
+            given += [one(batch) for one, batch in zip(models, rows, strict=True)]
+        assert_equal(given, expected)
+        assert loader.stats().boundary_batches == before + STEPS - 3
     finally:
         job.close()
 
