@@ -214,6 +214,13 @@ def test_replica_group_needs_workers_or_a_pool(alone: None) -> None:
         iter(DataLoader(range(4), ranks=Ranks(replica_group=[0])))
 
 
+@pytest.mark.parametrize("window", [False, 4])
+def test_batches_of_a_replica_group_do_not_overtake(alone: None, window: bool | int) -> None:
+    """Its ranks would take different batches in the same step."""
+    with pytest.raises(ValueError, match=rf"in_order must be True with .*, got {window}; leave"):
+        DataLoader(range(4), ranks=Ranks(replica_group=[0]), num_workers=1, in_order=window)
+
+
 def test_sharded_replica_group_needs_rank_and_world_size(alone: None) -> None:
     with pytest.raises(ValueError, match=r"are required with replica_group and remainder, got"):
         Ranks(replica_group=[0], remainder="drop")

@@ -253,7 +253,17 @@ def _check_shards(options: LoaderOptions) -> None:
         )
 
 
+def _in_order_as_given(options: LoaderOptions) -> bool | int:
+    return options.overtaking_max != ANY_ORDER and options.overtaking_max
+
+
 def _check_in_order(options: LoaderOptions) -> None:
+    if options.replica_group is not None and not options.in_order:
+        raise ValueError(
+            f"in_order must be True with replica_group={list(options.replica_group)}, whose ranks "
+            f"take the same batch in each step, got {_in_order_as_given(options)}; leave in_order "
+            f"out"
+        )
     if options.in_order or 2 <= options.overtaking_max <= ANY_ORDER:
         return
     raise ValueError(
