@@ -6,13 +6,15 @@
 Each rank appends a line of JSON per step to FOLDER/rank-R: the epoch, the indices and a digest of
 the batch. Each sample that is made appends its index to FOLDER/made. "workers" are the leader's
 local workers. "epochs" are the numbers of steps after which each epoch is left. "fail" is an index
-whose sample raises, and with "on_error" the last lines are the skipped samples. Other keys are
-explained where they are read.
+whose sample raises, and with "on_error" the last lines are the skipped samples. With "keep", the
+batches are committed, except for these places among all that were delivered, and FOLDER/state-R is
+the rank's state at the end. Other keys are explained where they are read.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import signal
@@ -62,6 +64,7 @@ def loader_of(
         ranks=Ranks(rank=group, world_size=len(given["groups"]), replica_group=ranks),
         pool=given.get("pool"),
         on_error=given.get("on_error", "raise"),
+        commit="manual" if "keep" in given else None,
     )
 
 
@@ -76,10 +79,13 @@ def main() -> None:
         time.sleep(1000)
     if rank in given.get("other_seed", []):
         loader.generator.manual_seed(7)
+    delivered = itertools.count()
     with (folder / f"rank-{rank}").open("a", buffering=1) as file:
         for epoch, steps in enumerate(given.get("epochs", [None, None])):
             if "state" in given and epoch == 0:
                 loader.load_state_dict(given["state"])
+            if "states" in given and epoch == 0:  # a state for each rank
+                loader.load_state_dict(given["states"][rank])
             if [rank, epoch] == given.get("reseed"):  # only this rank reads another order from here
                 loader.generator.manual_seed(3)
             for step, batch in enumerate(loader):
@@ -88,8 +94,12 @@ def main() -> None:
                 line = [epoch, batch["index"].tolist(), digest(batch)]
                 batch["x"].zero_()  # other ranks must not see this change
                 file.write(json.dumps(line) + "\n")
+                if "keep" in given and next(delivered) not in given["keep"]:
+                    loader.commit(loader.batch_id())
                 if step + 1 == steps:
                     break
+        if "keep" in given:
+            (folder / f"state-{rank}").write_text(json.dumps(loader.state_dict()))
         for sample in loader.skipped:
             file.write(json.dumps([sample.index, sample.batch, sample.times]) + "\n")
     dist.barrier()

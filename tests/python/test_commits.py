@@ -26,7 +26,7 @@ from resumed_streams import COUNT, Augmented, Counted, Remembering, Shards, Stat
 from stream_oracle import error_of
 from torch.utils.data import DistributedSampler, Sampler, TensorDataset
 
-from penstock import BatchId, DataLoader, Pool, Ranks, UnsupportedError
+from penstock import BatchId, DataLoader, Pool, UnsupportedError
 from penstock.stream.places import places_from_json, places_to_json
 
 EPOCHS = 3
@@ -467,11 +467,6 @@ def test_commit_requires_the_option_and_a_loader_that_can_repeat() -> None:
     for dataset, options, words in (
         (Shards(), {"shuffle": None}, "a map-style dataset, got Shards"),
         (WithState(), {}, "a dataset without state_dict(), got WithState"),
-        (
-            Counted(),
-            {"ranks": Ranks(0, 1, replica_group=[0]), "seeding": None},
-            "a loader without replica_group, got [0]",
-        ),
     ):
         error = error_of(lambda: make(dataset, **options))  # noqa: B023
         assert isinstance(error, UnsupportedError) and words in str(error)

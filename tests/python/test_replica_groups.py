@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,46 @@ def test_replica_group_resumes_from_a_state(
         code, text = job.finish(rank)
         assert code == 0, text
         assert job.lines(rank) == expected(tmp_path, 0, 1, [None])[5:]
+
+
+def test_replica_groups_repeat_the_steps_that_were_not_committed(
+    pool: PoolProcesses, start: Start, tmp_path: Path
+) -> None:
+    pool.start_worker(processes=2)
+    groups, keep = [[0, 1], [2, 3]], [1, 7, 12, 14]  # the last two are in the second epoch
+    job = start(groups, pool=pool.endpoint, epochs=[None, 4], keep=keep)
+    check(job, groups, [None, 4])
+    states = [json.loads((job.folder / f"state-{rank}").read_text()) for rank in range(4)]
+    assert all(state == states[0] for state in states)
+    job = start(groups, pool=pool.endpoint, epochs=[None], keep=[0], state=states[3])
+    for number, ranks in enumerate(groups):
+        alone = loader_of(tmp_path, {"groups": [[], []], "keep": []}, number, None)
+        alone.load_state_dict(states[0])
+        wanted = [[0, batch["index"].tolist(), digest(batch)] for batch in alone]
+        whole = expected(tmp_path, number, 2, [None, None])
+        left = [whole[place] for place in (1, 7, 12, 14, *range(16, len(whole)))]
+        assert [line[1:] for line in wanted] == [line[1:] for line in left]
+        for rank in ranks:
+            code, text = job.finish(rank)
+            assert code == 0, text
+            assert job.lines(rank) == wanted
+
+
+@pytest.mark.long
+def test_replica_ranks_with_other_uncommitted_steps_raise(
+    pool: PoolProcesses, start: Start
+) -> None:
+    pool.start_worker(processes=1)
+    states = []
+    for keep in ([1], [2]):
+        job = start([[0]], pool=pool.endpoint, epochs=[4], keep=keep)
+        assert job.finish(0)[0] == 0
+        states.append(json.loads((job.folder / "state-0").read_text()))
+    job = start([[0, 1]], pool=pool.endpoint, keep=[], states=states)
+    for rank in (0, 1):
+        code, text = job.finish(rank)
+        assert code != 0
+        assert "RankError" in text and "uncommitted steps" in text
 
 
 @pytest.mark.long

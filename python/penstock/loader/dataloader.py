@@ -287,8 +287,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             before the others. ``"auto"``: the same, and each step of an optimizer of torch commits
             all batches delivered before it, as in a loop with gradient accumulation. With
             ``ranks``, steps are committed; ranks that commit at different times merge their states
-            with :func:`penstock.merge_states`. Requires a map-style dataset without a state, and
-            no ``replica_group``. Default: None.
+            with :func:`penstock.merge_states`. Requires a map-style dataset without a state.
+            Default: None.
         pool (Pool | str | None): Pool of workers that make the batches, as a :class:`penstock.Pool`
             or, in the short form, the address of its controller, ``"tcp://host:port"``. The workers
             are on this machine or others, and may join, leave and fail during training. With

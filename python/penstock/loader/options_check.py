@@ -293,11 +293,6 @@ def _check_commit(options: LoaderOptions) -> None:
             f"{needs} a dataset without state_dict(), got {_type_name(options)}, whose state "
             f"covers the delivered batches; leave the state out of the dataset, or leave commit out"
         )
-    if options.replica_group is not None:
-        raise UnsupportedError(
-            f"{needs} a loader without replica_group, got {list(options.replica_group)}, whose "
-            f"ranks are forwarded the batches of the first one; leave one of the two out"
-        )
 
 
 def _type_name(options: LoaderOptions) -> str:
