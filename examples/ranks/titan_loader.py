@@ -1,21 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torchtitan: its BaseDataLoader over a mixture of sources, read by workers or a pool.
+"""torchtitan: its BaseDataLoader over its data sets, read by workers or a pool.
 
-A configuration has `dataloader=PenstockDataLoader.Config(sources=(...), processor=...)`, with
-torchtitan's sources, processors and collators, and `pool="tcp://host:port"` for workers on other
-machines. All ranks have the same number of steps, with `repeat=False` too, and the loader's state
-can be loaded with any number of data-parallel ranks.
+A configuration has `dataloader=PenstockDataLoader.Config(dataset=...)` with a data set of
+torchtitan's: a `SingleDatasetConfig`, several of them in a `DatasetMixConfig` or a
+`DatasetConcatConfig`, and around these perhaps a `ConcatThenSplitPackingConfig` or a
+`FirstFitPackingConfig`. Sources, processors, filters and collators are torchtitan's;
+`pool="tcp://host:port"` has them run by workers on other machines. All ranks have the same number
+of steps, with `repeat=False` too, and the loader's state can be loaded with any number of
+data-parallel ranks.
 
-Without `pack`, each row is one document, cut at `max_context_length` tokens. With `pack=True`, each
-row of `max_context_length` tokens is filled with documents. Then all ranks receive all documents,
-which workers or a pool make once for the ranks of a process group.
+Without packing, each row is one document, and text is cut at `max_context_length` tokens. Packed
+rows have `max_context_length` tokens. Then all ranks receive all documents, which workers or a pool
+make once for the ranks of a process group.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,31 +26,83 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import ConcatDataset, Dataset
 from torchtitan.components.data import (
+    ConcatThenSplitPackingConfig,
     DatasetBuildContext,
+    DatasetConcatConfig,
     DatasetIterationPolicy,
+    DatasetMixConfig,
+    FirstFitPackingConfig,
+    HuggingFaceRandomAccessSource,
+    HuggingFaceStreamingSource,
+    SingleDatasetConfig,
     TextCollator,
     TextSequence,
 )
 from torchtitan.components.data.loader import BaseDataLoader
 
-from penstock import DataLoader, MixtureSampler, Packer, Ranks
+from penstock import DataLoader, MixtureSampler, Packer, Ranks, filtered
 
 IGNORED = -100  # torchtitan's IGNORE_INDEX
-DOCUMENTS_PER_REQUEST = 16  # to a worker, with `pack`
+DOCUMENTS_PER_REQUEST = 16  # to a worker, with packing
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a data set's configuration says."""
+
+    parts: tuple[Any, ...]  # SingleDatasetConfig
+    weights: tuple[float, ...] | None = None
+    too_long: str | None = None  # with packing: what becomes of a document longer than a row
+    open_bins: int = 64  # rows that are filled at the same time
+
+    @staticmethod
+    def of(dataset: Any) -> Recipe:
+        if isinstance(dataset, ConcatThenSplitPackingConfig):
+            inner = Recipe.of(dataset.dataset)
+            return Recipe(inner.parts, inner.weights, "split")
+        if isinstance(dataset, FirstFitPackingConfig):
+            inner = Recipe.of(dataset.dataset)
+            return Recipe(inner.parts, inner.weights, "drop", dataset.num_packing_bins)
+        weights = None
+        if isinstance(dataset, DatasetMixConfig):
+            weights = tuple(one.weight for one in dataset.datasets)
+            parts = tuple(one.dataset for one in dataset.datasets)
+        elif isinstance(dataset, DatasetConcatConfig):
+            parts = dataset.datasets
+        else:
+            parts = (dataset,)
+        for part in parts:
+            if not isinstance(part, SingleDatasetConfig):
+                raise TypeError(
+                    f"dataset must be a SingleDatasetConfig, a mixture or a concatenation of some, "
+                    f"or text that is packed around these, got {type(part).__name__} in it"
+                )
+        return Recipe(parts, weights)
 
 
 class Documents(Dataset[Any]):
-    """The processed rows of a source; None for a row that the processor leaves out."""
+    """The processed rows of a source; None for a row that a filter or the processor leaves out."""
 
-    def __init__(self, source: Any, processor: Any) -> None:
-        self.source, self.processor = source, processor
+    def __init__(self, part: Any, source: Any, context: Any) -> None:
+        self.part, self.source = part, source
+        self.processor = None if part.processor is None else part.processor.build(context=context)
 
     def __len__(self) -> int:
         return len(self.source)
 
     def __getitem__(self, index: int) -> Any:
         # numpy's generator is seeded for each sample.
-        return self.processor(self.source[index], np.random.default_rng(np.random.randint(1 << 31)))
+        rng = np.random.default_rng(np.random.randint(1 << 31))
+        row = self.source[index]
+        if not all(accepts(row) for accepts in self.part.pre_filters):
+            return None
+        if self.processor is not None:
+            row = self.processor(row, rng)
+        return row if all(accepts(row) for accepts in self.part.post_filters) else None
+
+
+def is_kept(row: Any) -> bool:
+    return row is not None
 
 
 class CollateText:
@@ -105,17 +160,16 @@ class Repeated:
 class PenstockDataLoader(BaseDataLoader):
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):
-        sources: tuple[Any, ...]
-        processor: Any
-        weights: tuple[float, ...] | None = None
+        dataset: Any
         collator: Any = field(default_factory=TextCollator.Config)
         seed: int = 42
+        shuffle: bool = True
         repeat: bool = True
         num_workers: int = 1
         pool: str | None = None
-        pack: bool = False
-        open_bins: int = 64  # rows that are filled at the same time
-        too_long: str = "split"  # documents of more than max_context_length tokens, or "drop"
+        # Rows of a stream have no places from which another number of ranks could continue. True
+        # downloads the data sets of streams, and reads them by index.
+        downloads_streams: bool = False
 
     def __init__(
         self,
@@ -142,15 +196,22 @@ class PenstockDataLoader(BaseDataLoader):
             dp_world_size=1,
             streaming_shuffle_buffer_size=0,
         )
-        processor = config.processor.build(context=context)
-        sources = [one.build(dataset_iteration_policy=policy) for one in config.sources]
+        recipe = Recipe.of(config.dataset)
+        parts: list[Any] = []
+        for part in recipe.parts:
+            source = source_of(part, config.downloads_streams)
+            parts.append(Documents(part, source.build(dataset_iteration_policy=policy), context))
+        is_text = isinstance(config.collator, TextCollator.Config)
+        if not is_text:  # a batch without any row may not be possible
+            parts = [filtered(part, is_kept, num_workers=config.num_workers) for part in parts]
         sampler = MixtureSampler(
-            [len(source) for source in sources],
-            config.weights,
+            [len(part) for part in parts],
+            recipe.weights,
             when_exhausted="repeat" if config.repeat else "leave_out",
+            shuffle=config.shuffle,
             seed=config.seed,
         )
-        dataset: Any = ConcatDataset([Documents(source, processor) for source in sources])
+        dataset: Any = ConcatDataset(parts)
         rows_per_batch = num_tokens_per_batch // max_context_length
         collator = config.collator.build(context=context)
         options: dict[str, Any] = {
@@ -162,11 +223,12 @@ class PenstockDataLoader(BaseDataLoader):
         self.repeat = config.repeat
         self.packer: Packer | None = None
         self._batches: Any = None
-        if not config.pack:
+        if recipe.too_long is None:
+            collate = CollateText(collator, max_context_length) if is_text else collator
             self.loader: DataLoader[Any] = DataLoader(
                 dataset,
                 rows_per_batch,
-                collate_fn=CollateText(collator, max_context_length),
+                collate_fn=collate,
                 ranks=Ranks(rank=dp_rank, world_size=dp_world_size),
                 **options,
             )
@@ -175,7 +237,7 @@ class PenstockDataLoader(BaseDataLoader):
         self.loader = DataLoader(
             dataset,
             DOCUMENTS_PER_REQUEST,
-            collate_fn=CollateDocuments(max_context_length, config.too_long),
+            collate_fn=CollateDocuments(max_context_length, recipe.too_long),
             ranks=all_ranks() if config.pool or config.num_workers else None,
             generator=torch.Generator().manual_seed(config.seed),
             **options,
@@ -185,7 +247,7 @@ class PenstockDataLoader(BaseDataLoader):
             documents,
             max_context_length,
             padding={"input_ids": 0, "labels": IGNORED},
-            open_bins=config.open_bins,
+            open_bins=recipe.open_bins,
             too_long="split",
             batch_size=rows_per_batch,
             rank=dp_rank,
@@ -193,7 +255,9 @@ class PenstockDataLoader(BaseDataLoader):
         )
 
     def __iter__(self) -> Iterator[Any]:
-        self._batches = self._generate()
+        """The only iterator until a state is loaded, as of torchtitan's loader."""
+        if self._batches is None:
+            self._batches = self._generate()
         return self._batches
 
     def _generate(self) -> Iterator[Any]:
@@ -215,6 +279,9 @@ class PenstockDataLoader(BaseDataLoader):
         return self.loader.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if self._batches is not None:
+            self._batches.close()
+            self._batches = None
         if self.packer is not None and state_dict:
             self.packer.load_state_dict(state_dict["packer"][0])
         elif state_dict:
@@ -225,6 +292,18 @@ class PenstockDataLoader(BaseDataLoader):
         if self._batches is not None:
             self._batches.close()
         self.loader.close()
+
+
+def source_of(part: Any, downloads_streams: bool) -> Any:
+    source = part.source
+    if not isinstance(source, HuggingFaceStreamingSource.Config):
+        return source
+    if not downloads_streams:
+        raise TypeError(
+            f"source must be read by index, got a stream of {source.path!r}; pass "
+            f"downloads_streams=True, which downloads the data set, or another source"
+        )
+    return HuggingFaceRandomAccessSource.Config(**asdict(source))
 
 
 def all_ranks() -> Ranks | None:

@@ -15,6 +15,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -79,6 +80,46 @@ STAND_IN = """
 
         def __getitem__(self, index):
             return self.rows[index]
+
+    class HuggingFaceRandomAccessSource(Configurable):
+        @dataclass(kw_only=True, slots=True)
+        class Config(Configurable.Config):
+            path: str
+            split: str
+
+    class HuggingFaceStreamingSource(HuggingFaceRandomAccessSource):
+        @dataclass(kw_only=True, slots=True)
+        class Config(HuggingFaceRandomAccessSource.Config):
+            pass
+
+    @dataclass(kw_only=True)
+    class SingleDatasetConfig:
+        source: object
+        pre_filters: tuple = ()
+        processor: object = None
+        post_filters: tuple = ()
+
+    @dataclass(kw_only=True)
+    class WeightedDataset:
+        dataset: object
+        weight: float = 1.0
+
+    @dataclass(kw_only=True)
+    class DatasetMixConfig:
+        datasets: tuple
+
+    @dataclass(kw_only=True)
+    class DatasetConcatConfig:
+        datasets: tuple
+
+    @dataclass(kw_only=True)
+    class ConcatThenSplitPackingConfig:
+        dataset: object
+
+    @dataclass(kw_only=True)
+    class FirstFitPackingConfig:
+        dataset: object
+        num_packing_bins: int = 8
 
     class TextCollator(Configurable):
         @dataclass(kw_only=True, slots=True)
@@ -179,18 +220,45 @@ def example(
     sys.modules.update(before)
 
 
-def rank_of(example: ModuleType, folder: Path, rank: int, world_size: int, **options: Any) -> Any:
-    """The loader of one of the data-parallel ranks of a training, with 64 tokens in each step."""
+def dataset_of(
+    folder: Path, weights: tuple[float, ...] | None = None, pack: str | None = None
+) -> Any:
+    """torchtitan's configuration of both sources, mixed if there are weights."""
     titan = importlib.import_module("torchtitan.components.data")
     tokens = importlib.import_module("titan_tokens")
-    config = example.PenstockDataLoader.Config(
-        sources=tuple(
-            titan.IndexedJsonlSource.Config(patterns=(str(folder / f"{source}.jsonl"),))
-            for source in range(len(DOCUMENTS))
-        ),
-        processor=tokens.Tokens.Config(),
-        **options,
-    )
+    parts = [
+        titan.SingleDatasetConfig(
+            source=titan.IndexedJsonlSource.Config(patterns=(str(folder / f"{source}.jsonl"),)),
+            processor=tokens.Tokens.Config(),
+            pre_filters=(lambda row: "number" in row,),
+            post_filters=(lambda document: document is not None,),
+        )
+        for source in range(len(DOCUMENTS))
+    ]
+    if weights is None:
+        dataset = titan.DatasetConcatConfig(datasets=tuple(parts))
+    else:
+        pairs = zip(parts, weights, strict=True)
+        weighted = tuple(titan.WeightedDataset(dataset=one, weight=each) for one, each in pairs)
+        dataset = titan.DatasetMixConfig(datasets=weighted)
+    if pack == "split":
+        return titan.ConcatThenSplitPackingConfig(dataset=dataset)
+    if pack == "drop":
+        return titan.FirstFitPackingConfig(dataset=dataset, num_packing_bins=5)
+    return dataset
+
+
+def rank_of(
+    example: ModuleType,
+    folder: Path,
+    rank: int,
+    world_size: int,
+    weights: tuple[float, ...] | None = None,
+    pack: str | None = None,
+    **options: Any,
+) -> Any:
+    """The loader of one of the data-parallel ranks of a training, with 64 tokens in each step."""
+    config = example.PenstockDataLoader.Config(dataset=dataset_of(folder, weights, pack), **options)
     return config.build(
         dp_rank=rank,
         dp_world_size=world_size,
@@ -348,25 +416,29 @@ def test_packed_rows_of_finite_data_are_the_same_on_all_ranks(
     example: ModuleType, tmp_path: Path
 ) -> None:
     epochs = [
-        Job(example, tmp_path, world_size, repeat=False, num_workers=0, pack=True).packed_steps()
+        Job(example, tmp_path, world_size, repeat=False, num_workers=0, pack="split").packed_steps()
         for world_size in (1, 2, 4)
     ]
     assert epochs[0] == epochs[1] == epochs[2]
     assert without_draws(epochs[0]) == without_draws(packed_oracle(1))
-    cut = Job(example, tmp_path, 1, repeat=False, num_workers=0, pack=True, too_long="drop")
+    cut = Job(example, tmp_path, 1, repeat=False, num_workers=0, pack="drop")
     rows = sum(cut.packed_steps(), [])
     parts = [places[0] for _, places, _ in rows]
     assert parts == [0] * len(rows) and len(rows) < len(sum(epochs[0], []))
 
 
-def test_packed_state_continues_on_2_and_4_and_1_ranks(example: ModuleType, tmp_path: Path) -> None:
+@pytest.mark.parametrize("pack", ["split", "drop"])
+def test_packed_state_continues_on_2_and_4_and_1_ranks(
+    example: ModuleType, tmp_path: Path, pack: str
+) -> None:
     def job(world_size: int) -> Job:
-        return Job(example, tmp_path, world_size, num_workers=1, pack=True, open_bins=5)
+        return Job(example, tmp_path, world_size, num_workers=1, pack=pack)
 
     whole = job(1)
     expected = whole.packed_steps(18)  # an epoch has almost 7
     whole.close()
-    assert sum(label == -100 for step in expected for *_, labels in step for label in labels) < 72
+    padding = sum(label == -100 for step in expected for *_, labels in step for label in labels)
+    assert padding < {"split": 72, "drop": 288}[pack]  # of 1,152 tokens
     seen = []
     for count, world_size in ((3, 2), (9, 4), (6, 1)):
         part = job(world_size)
@@ -383,8 +455,8 @@ def test_pool_makes_the_packed_documents(
     example: ModuleType, pool: PoolProcesses, tmp_path: Path
 ) -> None:
     pool.start_worker(processes=3)
-    local = Job(example, tmp_path, 2, num_workers=0, pack=True)
-    pooled = Job(example, tmp_path, 2, num_workers=0, pack=True, pool=pool.endpoint)
+    local = Job(example, tmp_path, 2, num_workers=0, pack="split")
+    pooled = Job(example, tmp_path, 2, num_workers=0, pack="split", pool=pool.endpoint)
     expected = local.packed_steps(9)
     assert pooled.packed_steps(9) == expected
     pooled.close()
@@ -405,16 +477,125 @@ def test_documents_are_made_once_for_the_ranks_of_a_process_group(
     given = {"data": str(tmp_path), "save_after": 3, "checkpoint": str(job / "saved")}
     ranks = GlooRanks(Path(__file__).with_name("titan_job.py"), job, 2, given, environment)
     ranks.finish_all()
-    expected = Job(example, tmp_path, 1, num_workers=0, pack=True, repeat=False).packed_steps()
+    expected = Job(example, tmp_path, 1, num_workers=0, pack="split", repeat=False).packed_steps()
     steps = zip(*(ranks.lines(rank) for rank in range(2)), strict=True)
     assert [in_turn(step) for step in steps] == json.loads(json.dumps(expected))
     made = (job / "made").read_text().splitlines()
     assert sorted(made) == sorted(
         f"{source} {number}" for source in (0, 1) for number in range(DOCUMENTS[source])
     )
-    rest = Job(example, tmp_path, 1, num_workers=0, pack=True, repeat=False)
+    rest = Job(example, tmp_path, 1, num_workers=0, pack="split", repeat=False)
     dcp.load({"dataloader": rest.ranks[0]}, checkpoint_id=job / "saved")
     assert rest.packed_steps() == expected[3:]
+
+
+def test_datasets_that_cannot_continue_are_refused(example: ModuleType, tmp_path: Path) -> None:
+    titan = importlib.import_module("torchtitan.components.data")
+    stream = titan.HuggingFaceStreamingSource.Config(path="json", split="train")
+    packed = dataset_of(tmp_path, pack="drop")
+    for dataset, words in (
+        (titan.SingleDatasetConfig(source=stream), "source must be read by index, got a stream"),
+        (titan.DatasetConcatConfig(datasets=(packed,)), "got FirstFitPackingConfig in it"),
+    ):
+        config = example.PenstockDataLoader.Config(dataset=dataset)
+        with pytest.raises(TypeError, match=words):
+            config.build(
+                dp_rank=0,
+                dp_world_size=1,
+                tokenizer=None,
+                max_context_length=CONTEXT,
+                num_tokens_per_batch=CONTEXT,
+            )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["chat", "images"])
+@pytest.mark.parametrize("example", ["torchtitan"], indirect=True)
+def test_its_own_data_continue_on_2_and_4_and_1_ranks(
+    example: ModuleType, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Path(importlib.import_module("torchtitan").__file__ or "").parents[1]
+    if not (root / "tests" / "assets" / "sft_test").exists():
+        pytest.skip("torchtitan's checkout has no tests/assets")
+    monkeypatch.chdir(root)  # the paths of its data sets are relative
+    titan = importlib.import_module("torchtitan.components.data")
+    tokenizers = importlib.import_module("torchtitan.components.tokenizer")
+    folder = "tests/assets/tokenizer"
+    options: dict[str, Any] = {}
+    if kind == "chat":
+        texts = importlib.import_module("torchtitan.hf_datasets.text_datasets")
+        tokenizer = tokenizers.HuggingFaceTokenizer(tokenizer_path=folder)
+        source = titan.HuggingFaceRandomAccessSource.Config(
+            path="json",
+            split="train",
+            load_dataset_kwargs={"data_files": "tests/assets/sft_test/data.json"},
+        )
+        single = titan.SingleDatasetConfig(
+            source=source,
+            processor=texts.ChatProcessor.Config(messages_fn=messages_of),
+            post_filters=(lambda sample: sample is not None,),
+        )
+        dataset = titan.FirstFitPackingConfig(dataset=single)
+    else:
+        images = importlib.import_module("torchtitan.hf_datasets.multimodal.mm_datasets")
+        collators = importlib.import_module("torchtitan.hf_datasets.multimodal.mm_collator")
+        names = {"image": "<|image_pad|>", "video": "<|video_pad|>", "pad": "<|endoftext|>"}
+        names |= {"vision_start": "<|vision_start|>", "vision_end": "<|vision_end|>"}
+        tokenizer = tokenizers.MultiModalTokenizer.Config(
+            **{f"{name}_token": token for name, token in names.items()}
+        ).build(tokenizer_path=folder)
+        dataset = images.MM_DATASETS["cc12m-test"]
+        small = replace(dataset.processor, min_pixels=784, max_pixels=200_000)
+        dataset = replace(dataset, processor=small)
+        options = {"collator": collators.MultiModalCollator.Config(), "downloads_streams": True}
+
+    def ranks_of(world_size: int) -> list[Any]:
+        config = example.PenstockDataLoader.Config(dataset=dataset, **options)
+        return [
+            config.build(
+                dp_rank=rank,
+                dp_world_size=world_size,
+                tokenizer=tokenizer,
+                max_context_length=512,
+                num_tokens_per_batch=2048 // world_size,
+            )
+            for rank in range(world_size)
+        ]
+
+    def steps_of(ranks: list[Any], count: int) -> list[Any]:
+        steps = zip(*ranks, strict=True)
+        return [sorted(sum(map(parts_of, step), [])) for step in itertools.islice(steps, count)]
+
+    whole = steps_of(ranks_of(1), 9)
+    seen: list[Any] = []
+    state: dict[str, Any] = {}
+    for count, world_size in ((3, 2), (4, 4), (2, 1)):
+        ranks = ranks_of(world_size)
+        for rank in ranks:
+            rank.load_state_dict(state)
+        seen += steps_of(ranks, count)
+        state = ranks[-1].state_dict()
+        for rank in ranks:
+            rank.close()
+    assert seen == whole and len(whole[0]) == 4
+
+
+def messages_of(sample: Any) -> list[dict[str, str]]:
+    return [
+        {"role": "user", "content": sample["question"]},
+        {"role": "assistant", "content": sample["answer"]},
+    ]
+
+
+def parts_of(batch: Any) -> list[Any]:
+    """The rows of 512 tokens of a batch, or its images."""
+    inputs, labels = batch
+    if "pixel_values" not in inputs:
+        parts = (inputs["input"], inputs["positions"], labels)
+        return [*zip(*(part.view(-1, 512).tolist() for part in parts), strict=True)]
+    grids = inputs["grid_thw"]
+    images = inputs["pixel_values"].split(grids.prod(1).tolist())
+    return [(grid.tolist(), one.tolist()) for grid, one in zip(grids, images, strict=True)]
 
 
 def test_documents_without_tokens_are_reported(example: ModuleType, tmp_path: Path) -> None:
@@ -422,6 +603,6 @@ def test_documents_without_tokens_are_reported(example: ModuleType, tmp_path: Pa
         rows = [json.dumps({"source": source, "number": 7}) for _ in range(count)]
         (tmp_path / f"{source}.jsonl").write_text("\n".join(rows))
     for repeat in (False, True):
-        job = Job(example, tmp_path, 1, num_workers=0, pack=True, repeat=repeat)
+        job = Job(example, tmp_path, 1, num_workers=0, pack="split", repeat=repeat)
         with pytest.raises(ValueError, match="at least one document"):
             job.packed_steps(1)

@@ -27,7 +27,7 @@ def main() -> None:
         Path(given["data"]),
         dist.get_rank(),
         dist.get_world_size(),
-        pack=True,
+        pack="split",
         repeat=False,
         num_workers=1,
     )
