@@ -193,7 +193,7 @@ def test_operators_return_when_workers_become_slower(
     assert done.moved[-1] == 0
     assert done.plan.priced.changes >= 1
     assert not done.plan.priced.is_held
-    assert "Priced" in str(done.plan)
+    assert "Priced" in done.plan.table()
     said = [record for record in caplog.records if "the plan changed at" in record.message]
     assert len(said) == done.plan.priced.changes
     assert all(record.levelno == logging.INFO for record in said)

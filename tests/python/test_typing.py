@@ -27,7 +27,7 @@ def test_mypy_checks_programs_against_penstock_types(tmp_path: Path) -> None:
         "import penstock\n"
         "import torch\n"
         "data = torch.utils.data.TensorDataset(torch.zeros(3))\n"
-        "penstock.DataLoader(data, fetch_threads='two')\n"
+        "penstock.DataLoader(data, max_skipped='two')\n"
         "reveal_type(penstock.DataLoader(data).stats().waits)\n"
         "reveal_type(penstock.DataLoader(data).plan)\n"
         "with penstock.DataLoader(data) as loader:\n"
@@ -47,7 +47,7 @@ def test_mypy_checks_programs_against_penstock_types(tmp_path: Path) -> None:
         cwd=tmp_path,
         env=environment,
     )
-    assert 'Argument "fetch_threads"' in done.stdout, done.stdout + done.stderr
+    assert 'Argument "max_skipped"' in done.stdout, done.stdout + done.stderr
     assert re.search(r'Revealed type is "(builtins\.)?int"', done.stdout), done.stdout
     assert "penstock.graph.plan.Plan | None" in done.stdout, done.stdout
     assert re.search(r"def \(\) -> (builtins\.)?dict", done.stdout), done.stdout
