@@ -22,6 +22,7 @@
 #include <string_view>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "base/bytes.h"
 #include "base/child_process.h"
@@ -97,11 +98,17 @@ sigset_t signals_to_drain() {
   return set;
 }
 
-std::optional<int> next_signal(milliseconds time) {
+struct Signal {
+  int number;
+  pid_t sender;
+};
+
+std::optional<Signal> next_signal(milliseconds time) {
   const sigset_t set = signals_to_drain();
   const timespec timeout{.tv_sec = time.count() / 1000, .tv_nsec = time.count() % 1000 * 1'000'000};
-  const int number = ::sigtimedwait(&set, nullptr, &timeout);
-  return number > 0 ? std::optional(number) : std::nullopt;
+  siginfo_t found{};
+  const int number = ::sigtimedwait(&set, &found, &timeout);
+  return number > 0 ? std::optional<Signal>({.number = number, .sender = found.si_pid}) : std::nullopt;
 }
 
 // Unchanged, as written by the job.
@@ -346,11 +353,16 @@ class ServerProcess {
   int serve(const Workers& workers, const MachineStore& store) {
     // Signals drain the workers regardless of what the main thread waits for.
     const std::jthread signals([&](const std::stop_token& stop) {
+      std::vector<pid_t> senders;
       while (!stop.stop_requested()) {
-        const auto number = next_signal(kLook);
-        if (!number) continue;
-        if (has_signal_.exchange(true)) ::_exit(128 + *number);
-        const auto byte = static_cast<char>(*number);
+        const auto signal = next_signal(kLook);
+        if (!signal) continue;
+        // Slurm and systemd signal all processes of a job, and the parent passes its signal on: that is not a second
+        // one.
+        if (std::ranges::find(senders, signal->sender) != senders.end()) ::_exit(128 + signal->number);
+        senders.push_back(signal->sender);
+        if (has_signal_.exchange(true)) continue;
+        const auto byte = static_cast<char>(signal->number);
         for (const auto& worker : workers) static_cast<void>(::write(worker->signal_fd(), &byte, 1) < 0);
       }
     });

@@ -249,7 +249,11 @@ def wait_until_draining(pool: PoolProcesses) -> None:
         assert time.monotonic() < deadline
 
 
-def test_drained_worker_finishes_its_batch(pool: PoolProcesses, tmp_path: Path) -> None:
+@pytest.mark.parametrize("signalled", ["parent", "all"])
+def test_drained_worker_finishes_its_batch(
+    pool: PoolProcesses, tmp_path: Path, signalled: str
+) -> None:
+    """Slurm and systemd signal the server, too, to which its parent passes the signal on."""
     worker = pool.start_worker()
     loader = DataLoader(Blocking(tmp_path), pool=Pool(pool.endpoint, code_paths=[CODE]), timeout=60)
     batches = iter(loader)
@@ -257,6 +261,10 @@ def test_drained_worker_finishes_its_batch(pool: PoolProcesses, tmp_path: Path) 
     pid = wait_for_block(tmp_path)
     worker.process.send_signal(signal.SIGTERM)
     wait_until_draining(pool)
+    if signalled == "all":
+        for server in worker.pids:
+            os.kill(server, signal.SIGTERM)
+        time.sleep(0.5)  # for a server that ends at once
     assert process_traces.is_running(pid)
     (tmp_path / "go").touch()
     assert int(next(batches)) == 1
