@@ -57,12 +57,13 @@ class Recipe:
 
     @staticmethod
     def of(dataset: Any) -> Recipe:
+        packing: dict[str, Any] = {}
         if isinstance(dataset, ConcatThenSplitPackingConfig):
-            inner = Recipe.of(dataset.dataset)
-            return Recipe(inner.parts, inner.weights, "split")
-        if isinstance(dataset, FirstFitPackingConfig):
-            inner = Recipe.of(dataset.dataset)
-            return Recipe(inner.parts, inner.weights, "drop", dataset.num_packing_bins)
+            packing = {"too_long": "split"}
+        elif isinstance(dataset, FirstFitPackingConfig):
+            packing = {"too_long": "drop", "open_bins": dataset.num_packing_bins}
+        if packing:
+            dataset = dataset.dataset
         weights = None
         if isinstance(dataset, DatasetMixConfig):
             weights = tuple(one.weight for one in dataset.datasets)
@@ -77,7 +78,7 @@ class Recipe:
                     f"dataset must be a SingleDatasetConfig, a mixture or a concatenation of some, "
                     f"or text that is packed around these, got {type(part).__name__} in it"
                 )
-        return Recipe(parts, weights)
+        return Recipe(parts, weights, **packing)
 
 
 class Documents(Dataset[Any]):

@@ -496,6 +496,7 @@ def test_datasets_that_cannot_continue_are_refused(example: ModuleType, tmp_path
     for dataset, words in (
         (titan.SingleDatasetConfig(source=stream), "source must be read by index, got a stream"),
         (titan.DatasetConcatConfig(datasets=(packed,)), "got FirstFitPackingConfig in it"),
+        (titan.ConcatThenSplitPackingConfig(dataset=packed), "got FirstFitPackingConfig in it"),
     ):
         config = example.PenstockDataLoader.Config(dataset=dataset)
         with pytest.raises(TypeError, match=words):
