@@ -253,11 +253,11 @@ def test_misuse_is_reported_in_the_same_words() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["threads", "pool"])
 def test_killed_cpp_program_loses_and_repeats_no_batch(
-    kind: str, pool: PoolProcesses, tmp_path: Path
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     """The checkpoint has the batches trained on, as a model's weights would, and the state."""
     options = {"batch_size": 3, "shuffle": True, "generator": 9, "in_order": 4}
-    lent = of_pool(pool, 300) if kind == "pool" else {}
+    lent = of_pool(request.getfixturevalue("pool"), 300) if kind == "pool" else {}
     options["num_workers"] = 0 if lent else 2
     given = {"size": 300, "epochs": EPOCHS}
     checkpoint = tmp_path / "checkpoint.json"
