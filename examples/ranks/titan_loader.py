@@ -16,9 +16,12 @@ make once for the ranks of a process group.
 
 from __future__ import annotations
 
+import copyreg
 import itertools
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -183,6 +186,7 @@ class PenstockDataLoader(BaseDataLoader):
         num_tokens_per_batch: int,
         **kwargs: Any,
     ) -> None:
+        make_picklable(tokenizer)
         context = DatasetBuildContext(
             tokenizer=tokenizer,
             max_context_length=max_context_length,
@@ -305,6 +309,41 @@ def source_of(part: Any, downloads_streams: bool) -> Any:
             f"downloads_streams=True, which downloads the data set, or another source"
         )
     return HuggingFaceRandomAccessSource.Config(**asdict(source))
+
+
+def make_picklable(tokenizer: Any) -> None:
+    """Workers of a pool, and of several ranks, receive the tokenizer with the data set."""
+    if getattr(tokenizer, "_chat_template", None) is not None:
+        copyreg.pickle(type(tokenizer), reduced)
+
+
+def reduced(tokenizer: Any) -> tuple[Any, ...]:
+    """For pickle: a tokenizer with the text of its chat template, which it keeps only compiled."""
+    if tokenizer._chat_template is None:
+        return rebuilt, (type(tokenizer), vars(tokenizer), None)
+    folder = Path(tokenizer.tokenizer_path)
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        template = file.read_text()
+    else:
+        template = json.loads((folder / "tokenizer_config.json").read_text()).get("chat_template")
+    state = {**vars(tokenizer), "_chat_template": None}
+    again = rebuilt(type(tokenizer), state, template or "")
+    codes = [one._chat_template.root_render_func.__code__ for one in (tokenizer, again)]
+    if codes[0] != codes[1]:
+        raise TypeError(
+            f"tokenizer must have the chat template of its files, got another one than that in "
+            f"{folder}; write it to {file}"
+        )
+    return rebuilt, (type(tokenizer), state, template)
+
+
+def rebuilt(kind: Any, state: dict[str, Any], template: str | None) -> Any:
+    tokenizer = kind.__new__(kind)
+    vars(tokenizer).update(state)
+    if template is not None:
+        tokenizer.set_chat_template(template)
+    return tokenizer
 
 
 def all_ranks() -> Ranks | None:
