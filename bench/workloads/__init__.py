@@ -10,7 +10,7 @@ from workloads.workload import Workload
 # Workloads whose rate is measured.
 WORKLOADS = (
     *("large", "tiny", "photographs", "tabular", "audio", "nested", "text"),
-    *("object_store", "object_store_auto"),
+    *("object_store", "object_store_auto", "slow_samples"),
 )
 # Workloads with a large dataset: the time until workers have it, and the memory that they use.
 HELD_WORKLOADS = ("object_list", "shared_list", "array", "tensor")

@@ -171,19 +171,14 @@ Result<LocalServer::Received> LocalServer::next(steady_clock::time_point deadlin
   }
 }
 
-std::vector<std::vector<int64_t>> LocalServer::upcoming() {
-  std::vector<std::vector<int64_t>> found;
+std::vector<LocalServer::Received> LocalServer::upcoming() {
+  std::vector<Received> found;
   // An error is returned by the next receive().
   while (const auto received = channel_.receive(steady_clock::now())) {
     const std::span<const std::byte> bytes = received.value().bytes;
     waiting_.emplace_back(bytes.begin(), bytes.end());
     const auto message = wire::parse_to_job(bytes);
-    if (!message || message.value().kind != ToJob::Kind::kWork) continue;
-    const auto kind = message.value().index_kind;
-    if (kind != wire::IndexKind::kIntegers && kind != wire::IndexKind::kInteger) continue;
-    const auto indices = message.value().indices;
-    std::vector<int64_t>& request = found.emplace_back(indices.size() / sizeof(int64_t));
-    std::memcpy(request.data(), indices.data(), request.size() * sizeof(int64_t));
+    if (message && message.value().kind == ToJob::Kind::kWork) found.push_back(received_of(message.value()));
   }
   return found;
 }

@@ -111,9 +111,9 @@ class LocalServer {
   // Prefixes are handled here and not returned.
   Result<Received> next(std::chrono::steady_clock::time_point deadline);
 
-  // The samples of the requests that have arrived behind the current one, each request once: of those whose indices are
-  // integers. Does not block.
-  std::vector<std::vector<int64_t>> upcoming();
+  // The requests for batches that have arrived behind the current one, in their order, each once; next() returns them,
+  // too. Does not block.
+  std::vector<Received> upcoming();
 
   SlabWriter& writer() { return maker_.writer(); }
 
@@ -130,7 +130,7 @@ class LocalServer {
   shm::Channel channel_;
   ProcessBound<Watchdog> watchdog_;
   BatchMaker maker_;
-  std::deque<std::vector<std::byte>> waiting_;  // messages that upcoming() has received
+  std::deque<std::vector<std::byte>> waiting_;  // messages that upcoming() has read
 };
 
 }  // namespace penstock::worker

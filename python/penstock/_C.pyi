@@ -99,8 +99,8 @@ class WorkerServer:
     ) -> WorkerServer:
         """Open the worker's end, taking ownership of ``channel_fd``."""
     def next(self, timeout_s: float) -> WorkerRequest | None: ...
-    def upcoming(self) -> list[list[int]]:
-        """Return the samples of requests that have arrived, of each request once."""
+    def upcoming(self) -> list[WorkerRequest]:
+        """Return the requests for batches that have arrived, each once."""
     def begin(self) -> None: ...
     def fetch_clock(self) -> FetchClock: ...
     def answer(

@@ -218,6 +218,7 @@ def test_indices_that_are_no_samples_are_ignored(paths: list[Path]) -> None:
     ahead = ReadAhead.of(Files(paths))
     assert ahead is not None
     ahead.note([COUNT + 5])
-    ahead.note("not a list of samples", [[0, 1]])
+    ahead.note("not a list of samples")
+    ahead.note_upcoming([0, 1])
     ahead.note([0, 1])  # was advised
     assert until(lambda: is_in_memory(str(paths[1])))

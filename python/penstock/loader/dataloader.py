@@ -255,13 +255,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             Default: None, no limit.
         fetch_threads (int | str): Maximum number of threads per worker (or in the trainer with
             ``num_workers=0``) that call ``dataset[i]`` for the samples of one batch, for slow
-            storage; 1 or more, or ``"auto"``. Order and errors match torch's, ``collate_fn`` runs
-            as before, and the work for one batch does not overlap the next. The dataset must be
-            thread-safe. With more than 1, samples that draw from the global generators (torch,
-            random, numpy) are not reproducible, because the threads share them. ``"auto"`` uses up
-            to 32 threads while samples wait rather than compute, and gives the batches of one
-            thread: it makes a batch again that drew from a global generator, and uses one thread
-            from then on. A dataset with ``__getitems__`` is still called once per batch. Iterable
+            storage; 1 or more, or ``"auto"``. Order and errors match torch's, and ``collate_fn``
+            runs as before. In a worker, threads without a sample of this batch go on with the next
+            ones, up to ``prefetch_factor`` batches. The dataset must be thread-safe. With more than
+            1, samples that draw from the global generators (torch, random, numpy) are not
+            reproducible, because the threads share them. ``"auto"`` uses up to 32 threads while
+            samples wait rather than compute, and gives the batches of one thread: it makes a batch
+            again that drew from a global generator, and uses one thread from then on. A dataset
+            with ``__getitems__`` is still called once per batch. Iterable
             datasets and ``batch_size=None`` allow only 1. Default: 1.
         on_error (str): Handling of a sample whose dataset or transform raises an exception.
             ``"raise"`` raises it in place of the batch. ``"skip"`` leaves the sample out of its

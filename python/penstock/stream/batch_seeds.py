@@ -251,6 +251,7 @@ class PlacedIndex(NamedTuple):
 
     place: int
     index: Any
+    sequence: int  # of its batch
 
     def __repr__(self) -> str:  # messages about the sample name the index
         return repr(self.index)
@@ -260,9 +261,8 @@ class PlacedSamples:
     """Dataset with generators that are seeded by the places of its samples.
 
     A dataset that takes ``generator`` gets one for each sample. With ``seeds_globals`` the global
-    generators are seeded for each sample, too, by sample; if samples of one batch are fetched on
-    several threads, these share them. Indexed by results of :meth:`placed`. Samples of one batch
-    may be fetched on several threads; batches follow one after the other.
+    generators are seeded for each sample, too, by sample; if samples are fetched on several
+    threads, these share them. Indexed by results of :meth:`placed`, on any threads.
     """
 
     def __init__(self, dataset: Any, seeds: EpochSeeds, seeds_globals: bool) -> None:
@@ -270,17 +270,15 @@ class PlacedSamples:
         self._seeds = seeds
         self._seeds_globals = seeds_globals
         self._takes_generator = accepts_generator(dataset)
-        self._sequence = 0
 
     def placed(self, indices: Any, sequence: int, first_place: int, is_batch: bool) -> Any:
         """Return the indices of a batch, or the one index if there are no batches, with places."""
-        self._sequence = sequence
         first = first_place if self._seeds.by_sample else 0
         if not is_batch:
-            return PlacedIndex(first, indices)
+            return PlacedIndex(first, indices, sequence)
         if has_places(indices):
-            return [PlacedIndex(index.place, int(index)) for index in indices]
-        return [PlacedIndex(place, index) for place, index in enumerate(indices, first)]
+            return [PlacedIndex(index.place, int(index), sequence) for index in indices]
+        return [PlacedIndex(place, index, sequence) for place, index in enumerate(indices, first)]
 
     @contextlib.contextmanager
     def globals_unseeded(self) -> Iterator[None]:
@@ -298,14 +296,13 @@ class PlacedSamples:
 
     def __getitem__(self, placed: PlacedIndex) -> Any:
         self.seed_globals_of(placed)
-        place, index = placed
-        dataset, index = selected(self._dataset, index)
+        dataset, index = selected(self._dataset, placed.index)
         if not self._takes_generator:
             return dataset[index]
         if self._seeds.by_sample:
-            seed = self._seeds.seed_at(place, SampleSeed.GENERATOR)
+            seed = self._seeds.seed_at(placed.place, SampleSeed.GENERATOR)
         else:
-            seed = self._seeds.seed_of_sample(self._sequence, place)
+            seed = self._seeds.seed_of_sample(placed.sequence, placed.place)
         return dataset.__getitem__(index, generator=torch.Generator().manual_seed(seed))
 
 

@@ -156,6 +156,9 @@ class Fetcher(Protocol):
 
     def fetch(self, indices: Any, place: BatchPlace) -> Any: ...
 
+    def expect(self, indices: Any, place: BatchPlace) -> None:
+        """Announce a later batch of a map-style dataset, while another is fetched."""
+
     def state(self, shard_id: int) -> dict[str, Any] | StateFailure | None:
         """Return the state for resuming a shard after its last batch, if any part has one."""
         ...
@@ -197,6 +200,10 @@ class TorchFetcher:
             return self._fetcher.fetch(indices)
         return resumed.fetch_first(lambda: self._fetcher.fetch(indices), self._restart)
 
+    def expect(self, indices: Any, place: BatchPlace) -> None:
+        if isinstance(self._fetcher, ThreadedMapFetcher):
+            self._fetcher.expect(indices)
+
     def _restart(self) -> None:
         self._before_dropped()
         self._fetcher = self._make_fetcher()
@@ -237,6 +244,8 @@ class SeededFetcher:
         self._places: Counter[int] = Counter()
         self._is_map = spec.dataset_kind == DatasetKind.Map
         self._placed: PlacedSamples | None = None
+        self._seeded: SeededWatch | None = None
+        self._has_looked_ahead = False
         # Automatic ones fetch the samples as one thread does.
         self._has_threads = pool is not None and not isinstance(pool, AutomaticPool)
         self.threads_drew = False  # from the global generators, and so not reproducibly
@@ -244,11 +253,12 @@ class SeededFetcher:
         self.drew_nothing = False  # the last batch, of a map-style dataset
         if self._is_map:
             dataset = spec.dataset
+            self._collate_draws = not draws_nothing(spec.collate_fn)
             seeds_globals = seeds.by_sample and not self._has_threads
             is_by_one = not fetches_whole_batches(dataset)
             if accepts_generator(dataset) or (seeds_globals and is_by_one):
                 dataset = self._placed = PlacedSamples(dataset, seeds, seeds_globals)
-            if seeds.by_sample and not draws_nothing(spec.collate_fn):
+            if seeds.by_sample and self._collate_draws:
                 spec = replace(spec, collate_fn=self._collate_by_sample)
             if self._has_threads:
                 spec = replace(spec, collate_fn=self._collate_after_threads)
@@ -277,7 +287,8 @@ class SeededFetcher:
 
     def _fetch_by_index(self, indices: Any, place: BatchPlace) -> Any:
         self._place = place
-        self.threads_drew = False
+        # Samples that are fetched ahead may have drawn after the last batch.
+        self.threads_drew = self._has_looked_ahead and self._has_drawn()
         if not self._seeds.by_sample:
             self._seeds.seed_generators(place.sequence)
         elif self._has_threads or self._placed is None:
@@ -286,14 +297,24 @@ class SeededFetcher:
         watches_draws = self.watches_draws and not self._seeds.by_sample and self._placed is None
         if self._has_threads or watches_draws:
             self._seeded = SeededWatch()
+        batch = self._fetcher.fetch(self._placed_indices(indices, place))
+        self.drew_nothing = watches_draws and not (self.threads_drew or self._has_drawn())
+        return batch
+
+    def expect(self, indices: Any, place: BatchPlace) -> None:
+        # Draws of samples must not mix with the draws of a collate_fn.
+        if isinstance(self._fetcher, ThreadedMapFetcher) and not self._collate_draws:
+            self._has_looked_ahead = True
+            self._fetcher.expect(self._placed_indices(indices, place))
+
+    def _has_drawn(self) -> bool:
+        return self._seeded is not None and self._seeded.has_drawn()
+
+    def _placed_indices(self, indices: Any, place: BatchPlace) -> Any:
         if self._placed is not None:
             is_batch = self._spec.auto_collation
-            indices = self._placed.placed(indices, place.sequence, place.first_place, is_batch)
-        elif has_places(indices):
-            indices = [int(index) for index in indices]
-        batch = self._fetcher.fetch(indices)
-        self.drew_nothing = watches_draws and not (self.threads_drew or self._seeded.has_drawn())
-        return batch
+            return self._placed.placed(indices, place.sequence, place.first_place, is_batch)
+        return [int(index) for index in indices] if has_places(indices) else indices
 
     def _collate_by_sample(self, samples: Any) -> Any:
         self._seeds.seed_generators_at(self._place.first_place, SampleSeed.COLLATE)
@@ -301,11 +322,11 @@ class SeededFetcher:
 
     def _collate_after_threads(self, samples: Any) -> Any:
         """Call collate_fn; its draws are as reproducible as without threads."""
-        if self._seeded.has_drawn():
+        if self._has_drawn():
             self.threads_drew = True
             if not self._seeds.by_sample:
                 self._seeds.seed_generators(self._place.sequence)
-        if self._seeds.by_sample:
+        if self._seeds.by_sample and self._collate_draws:
             return self._collate_by_sample(samples)
         return self._spec.collate_fn(samples)
 

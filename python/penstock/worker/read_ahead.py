@@ -40,19 +40,21 @@ class ReadAhead:
         files_of = files_of_samples(dataset)
         return None if files_of is None else ReadAhead(files_of)
 
-    def note(self, indices: Any, upcoming: Sequence[Sequence[int]] = ()) -> None:
-        """Advise for the batch that is made now, unless an earlier ``upcoming`` contained it, and
-        for the following ones: requests in their order, each reported once."""
+    def note(self, indices: Any) -> None:
+        """Advise for the batch that is made now, unless :meth:`note_upcoming` has done it."""
         if self._advised_count > 0:
             self._advised_count -= 1
         else:
-            self._advise([indices] if type(indices) is int else indices)
-        for batch in upcoming:
-            self._advised_count += 1
-            self._advise(batch)
+            self._advise(indices)
+
+    def note_upcoming(self, indices: Any) -> None:
+        """Advise for a batch that follows those noted before; call it once for each."""
+        self._advised_count += 1
+        self._advise(indices)
 
     def _advise(self, indices: Any) -> None:
         try:
+            indices = [indices] if type(indices) is int else indices
             self._advisor.advise([path for index in indices for path in self._files_of(index)])
         except Exception:
             return  # an index that the dataset itself will reject, or take in its own way

@@ -36,8 +36,9 @@ class RequestFeed:
     """Returns fetches, epochs, early epochs (handled as epochs) and questions about states.
 
     ``rows`` has the tensors of a plain TensorDataset, whose fetches are executed natively here.
-    ``watch`` is None if epochs never start early; ``read_ahead`` if no files are known. Raises
-    ClosedError when the trainer has hung up.
+    ``watch`` is None if epochs never start early; ``read_ahead`` if no files are known. With
+    ``looks_ahead``, :meth:`take_upcoming` returns what follows. Raises ClosedError when the trainer
+    has hung up.
     """
 
     def __init__(
@@ -46,9 +47,12 @@ class RequestFeed:
         rows: list[torch.Tensor] | None,
         watch: Watch | None,
         read_ahead: ReadAhead | None = None,
+        looks_ahead: bool = False,
     ) -> None:
         self._server = server
         self._read_ahead = read_ahead
+        self._looks_ahead = looks_ahead
+        self._upcoming: deque[_C.WorkerRequest] = deque()  # not returned yet, by either method
         self._rows = rows
         self._watch = watch
         self._received: deque[_C.WorkerRequest] = deque()
@@ -84,6 +88,16 @@ class RequestFeed:
                 self._begin(request)
                 return request
 
+    def take_upcoming(self, request: _C.WorkerRequest) -> list[_C.WorkerRequest]:
+        """Return the fetches that follow ``request`` in its epoch, as far as they have arrived,
+        each once and without those whose indices are pickled. :meth:`next` returns them, too."""
+        if request.is_pickled or self._early_epoch is not None:
+            return []
+        self._read_upcoming()
+        taken = [one for one in self._upcoming if one.epoch == request.epoch]
+        self._upcoming = deque(one for one in self._upcoming if one.epoch != request.epoch)
+        return taken
+
     def _receive(self) -> _C.WorkerRequest:
         while True:
             request = (
@@ -92,20 +106,36 @@ class RequestFeed:
                 else self._server.serve_rows(self._rows)
             )
             if request is not None:
-                self._note_files(request)
+                self._note_fetch(request)
                 return request
 
-    def _note_files(self, request: _C.WorkerRequest) -> None:
+    def _note_fetch(self, request: _C.WorkerRequest) -> None:
+        """Note a request that has been received, and the fetches behind it."""
         is_fetch = not (request.is_epoch or request.is_early_epoch or request.is_for_states)
-        if self._read_ahead is not None and is_fetch and not request.is_pickled:
-            self._read_ahead.note(request.indices(), self._server.upcoming())
+        if not is_fetch or request.is_pickled:
+            return
+        if self._upcoming and _is_same(self._upcoming[0], request):
+            self._upcoming.popleft()
+        if self._read_ahead is not None:
+            self._read_ahead.note(request.indices())
+        self._read_upcoming()
+
+    def _read_upcoming(self) -> None:
+        if self._read_ahead is None and not self._looks_ahead:
+            return
+        upcoming = [one for one in self._server.upcoming() if not one.is_pickled]
+        if self._read_ahead is not None:
+            for one in upcoming:
+                self._read_ahead.note_upcoming(one.indices())
+        if self._looks_ahead:
+            self._upcoming.extend(upcoming)
 
     def _read_to_epoch(self) -> None:
         """Read the messages received so far, up to an epoch: either the early epoch, which is now a
         regular one, or another one, before which fetches that will be dropped are not executed.
         """
         while (request := self._server.next(0.0)) is not None:
-            self._note_files(request)
+            self._note_fetch(request)
             if request.is_epoch and request.epoch == self._early_epoch:
                 self._adopt_early()
                 return
@@ -145,6 +175,10 @@ class RequestFeed:
         restore(self._generators)
         if self._watch is not None and self._fetch_count > 0:
             self._watch.note_dropped(self._fetch_count)
+
+
+def _is_same(one: _C.WorkerRequest, other: _C.WorkerRequest) -> bool:
+    return (one.epoch, one.sequence) == (other.epoch, other.sequence)
 
 
 def indices_of(request: _C.WorkerRequest | _C.PoolWork) -> Any:

@@ -15,6 +15,7 @@ from penstock.compat.storages import new_shared, replace_new_shared
 from penstock.stream.table_rows import is_collate_map_untouched
 from penstock.worker.fetching import FetchSpec
 from penstock.worker.map_fetchers import SampleRows
+from penstock.worker.threaded_fetch import is_fetching_ahead
 
 
 class SlabServer(Protocol):
@@ -72,10 +73,10 @@ def collate_into_slabs(server: SlabServer) -> None:
 
     def _new_in_slab(cls: Any, size: int, *, device: Any = "cpu") -> Any:
         if torch.device(device).type == "cpu" and os.getpid() == owner_pid:
-            block = server.new_bytes(size)
-            # Without room in the slab, use private memory: it is copied into a larger slab with the
-            # rest of the batch. Shared memory would be sent as it is, and the kernel would clear
-            # its pages again for every batch.
+            block = None if is_fetching_ahead() else server.new_bytes(size)
+            # Without room in the slab, or for a later batch, use private memory: it is copied into
+            # the slab with the rest of the batch. Shared memory would be sent as it is, and the
+            # kernel would clear its pages again for every batch.
             return torch.UntypedStorage(size) if block is None else block.untyped_storage()
         return shared_by_torch(size, device=device)
 

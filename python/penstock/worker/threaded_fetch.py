@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fetch the samples of one batch on several threads, for storage with high latency.
+"""Fetch the samples of a batch on several threads, for storage with high latency.
 
 The batch is the same as from torch's serial fetch: samples in the order of their indices, the error
-of the first failing sample, collate_fn on the thread that requests the batch. Between two batches,
-no thread is active. A sample sees the state of the requesting thread: its grad and inference modes,
-CPU autocast, default device, CUDA stream, context variables and number of torch's threads.
+of the first failing sample, collate_fn on the thread that requests the batch. Threads without a
+sample of this batch go on with the batches that are expected next; without those, no thread is
+active between two batches. A sample sees the state of the requesting thread: its grad and inference
+modes, CPU autocast, default device, CUDA stream, context variables and number of torch's threads.
 
 concurrent.futures is not used because it joins its threads at interpreter exit, forever if a
 dataset blocks. These threads are daemons, and are joined for at most ``_END_SECONDS_MAX``.
@@ -18,6 +19,7 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -35,6 +37,7 @@ _END_SECONDS_MAX = 1.0
 # A signal that arrives just before a thread starts to sleep does not wake it; without a periodic
 # check, one in ten Ctrl-C was lost if sent when the last sample started.
 _INTERRUPT_CHECK_S = 0.5
+_LOOK_AHEAD_S = 0.005  # between looks for further batches while one is fetched
 
 
 class ThreadedMapFetcher(MapDatasetFetcher):
@@ -60,6 +63,11 @@ class ThreadedMapFetcher(MapDatasetFetcher):
             return super().fetch(possibly_batched_index)  # type: ignore[no-untyped-call]
         return self.collate_fn(self._pool.fetch(self.dataset, list(possibly_batched_index)))
 
+    def expect(self, indices: Any) -> None:
+        """Announce a later batch, while another is fetched."""
+        if not fetches_whole_batches(self.dataset):
+            self._pool.expect(self.dataset, list(indices))
+
 
 def fetches_whole_batches(dataset: Any) -> bool:
     """Return whether the dataset itself has a ``__getitems__``, which is called once per batch.
@@ -67,6 +75,15 @@ def fetches_whole_batches(dataset: Any) -> bool:
     Torch's Subset has one that only fetches from the underlying dataset sample by sample.
     """
     return bool(getattr(below_subsets(dataset), "__getitems__", None))
+
+
+_of_thread = threading.local()
+
+
+def is_fetching_ahead() -> bool:
+    """Return whether the calling thread fetches a sample of a later batch than the current one."""
+    batch = getattr(_of_thread, "batch", None)
+    return batch is not None and batch.is_ahead
 
 
 class FetchPool:
@@ -78,6 +95,7 @@ class FetchPool:
 
     def __init__(self, thread_count: int) -> None:
         self._thread_count = thread_count
+        self.look_ahead: Callable[[], None] | None = None  # calls expect() for what is known by now
         self.cpu_s = 0.0  # of all threads, for all batches
         self._make_empty()
 
@@ -85,8 +103,11 @@ class FetchPool:
         self._pid = os.getpid()
         self._batches: SimpleQueue[_BatchFetch | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._unfinished: _BatchFetch | None = None
-        self._end = weakref.finalize(self, _end_threads, self._pid, self._batches, self._threads)
+        self._ahead: deque[_BatchFetch] = deque()  # in the order in which they are expected
+        self._unfinished: list[_BatchFetch] = []
+        self._end = weakref.finalize(
+            self, _end_threads, self._pid, self._batches, self._threads, self._ahead
+        )
 
     def fetch(self, dataset: Any, indices: list[Any], thread_count: int | None = None) -> list[Any]:
         """Return the samples at ``indices``, in that order. Block until the batch is complete.
@@ -98,22 +119,57 @@ class FetchPool:
         """
         if self._pid != os.getpid():
             self._make_empty()
-        if self._unfinished is not None:
-            self._unfinished.wait()
-        batch = _BatchFetch(dataset, indices, _ThreadState.current())
-        count = min(thread_count or self._thread_count, len(indices))
+        for one in self._unfinished:
+            one.wait()
+        self._unfinished.clear()
         try:
-            self._unfinished = batch
-            for _ in range(count):
-                self._batches.put(batch)
-            self._start_threads(count)
-            batch.wait()
+            if self._ahead and self._ahead[0].is_of(dataset, indices):
+                batch = self._ahead.popleft()
+                batch.is_ahead = False
+                self._unfinished.append(batch)
+            else:
+                self._drop_expected()
+                batch = _BatchFetch(dataset, indices, _ThreadState.current())
+                self._unfinished.append(batch)
+                self._start(batch, thread_count or self._thread_count)
+            if self.look_ahead is None:
+                batch.wait()
+            else:
+                self._wait_and_look(batch, self.look_ahead)
         except BaseException:
             batch.cancel()
+            self._unfinished += _cancel_all(self._ahead)
             raise
-        self._unfinished = None
+        self._unfinished.clear()
         self.cpu_s += batch.cpu_s
         return batch.take_samples()
+
+    def _wait_and_look(self, batch: _BatchFetch, look_ahead: Callable[[], None]) -> None:
+        look_ahead()
+        while not batch.is_over(_LOOK_AHEAD_S):
+            look_ahead()
+
+    def expect(self, dataset: Any, indices: list[Any]) -> None:
+        """Announce a batch that is fetched after the current one and those announced before. Its
+        samples are started as soon as threads have none of earlier batches; if another batch is
+        fetched in its place, they are dropped."""
+        batch = _BatchFetch(dataset, indices, _ThreadState.current())
+        batch.is_ahead = True
+        self._ahead.append(batch)
+        self._start(batch, self._thread_count)
+
+    def _drop_expected(self) -> None:
+        """Wait for the samples of batches ahead that are being fetched, and start no further."""
+        self._unfinished = _cancel_all(self._ahead)
+        for one in self._unfinished:
+            one.wait()
+        self._unfinished.clear()
+
+    def _start(self, batch: _BatchFetch, thread_count: int) -> None:
+        count = min(thread_count, batch.size)
+        for _ in range(count):
+            self._batches.put(batch)
+        self._start_threads(count)
 
     def _start_threads(self, count: int) -> None:
         while len(self._threads) < count:
@@ -135,11 +191,24 @@ def _serve(batches: SimpleQueue[_BatchFetch | None]) -> None:
     batches.put(None)  # for the next thread
 
 
+def _cancel_all(batches: deque[_BatchFetch]) -> list[_BatchFetch]:
+    """Cancel and remove batches; return them, since some of their samples may be in progress."""
+    cancelled = []
+    while batches:
+        cancelled.append(batches.popleft())
+        cancelled[-1].cancel()
+    return cancelled
+
+
 def _end_threads(
-    owner_pid: int, batches: SimpleQueue[_BatchFetch | None], threads: list[threading.Thread]
+    owner_pid: int,
+    batches: SimpleQueue[_BatchFetch | None],
+    threads: list[threading.Thread],
+    ahead: deque[_BatchFetch],
 ) -> None:
     if os.getpid() != owner_pid:
         return  # a forked child has none of the threads
+    _cancel_all(ahead)
     batches.put(None)
     deadline = time.monotonic() + _END_SECONDS_MAX
     for thread in threads:
@@ -158,6 +227,7 @@ class _BatchFetch:
 
     def __init__(self, dataset: Any, indices: list[Any], state: _ThreadState) -> None:
         self.state = state
+        self.is_ahead = False
         self._is_over = threading.Event()
         self._dataset = dataset
         self._indices = indices
@@ -171,11 +241,19 @@ class _BatchFetch:
         if not indices:
             self._is_over.set()
 
+    @property
+    def size(self) -> int:
+        return len(self._indices)
+
+    def is_of(self, dataset: Any, indices: list[Any]) -> bool:
+        return self._dataset is dataset and self._indices == indices
+
     def work(self) -> None:
         """Fetch samples until none is left to claim."""
         if not self._try_join():
             return
         began_cpu_s = time.thread_time()
+        _of_thread.batch = self
         try:
             with contextlib.ExitStack() as stack:
                 self.state.enter(stack)
@@ -184,12 +262,17 @@ class _BatchFetch:
         except BaseException as failure:  # of entering the state or leaving it
             self._fail(len(self._indices), failure)
         finally:
+            del _of_thread.batch
             self._leave(time.thread_time() - began_cpu_s)
 
     def wait(self) -> None:
         """Block until no sample is being fetched and no further one will be started."""
-        while not self._is_over.wait(_INTERRUPT_CHECK_S):
+        while not self.is_over(_INTERRUPT_CHECK_S):
             pass
+
+    def is_over(self, seconds: float) -> bool:
+        """Block for that long, or until :meth:`wait` would return; return whether it would."""
+        return self._is_over.wait(seconds)
 
     def cancel(self) -> None:
         """Start no further samples."""

@@ -40,11 +40,12 @@ from penstock.stream.shard_state import (
     ShardStarts,
     StateFailure,
     is_state_due,
+    is_stateful,
     load_dataset_state,
     load_shard_between_epochs,
 )
 from penstock.stream.table_rows import plain_rows
-from penstock.worker.automatic_threads import make_pool
+from penstock.worker.automatic_threads import AutomaticPool, make_pool
 from penstock.worker.batch_pickle import dumps
 from penstock.worker.dataset_watch import DatasetWatch, FetchWatch, RowsWatch, Watch
 from penstock.worker.fetching import (
@@ -222,8 +223,11 @@ def _serve(
     watch = _watch(fetch, rows) if spec.may_begin_early and init_error is None else None
     is_map = fetch.dataset_kind == DatasetKind.Map
     read_ahead = ReadAhead.of(fetch.dataset) if is_map and rows is None else None
-    feed = RequestFeed(server, rows, watch, read_ahead)
     repeats = FetchWatch(_watch(fetch, rows)) if spec.any_worker else None
+    # A state or a look at the dataset between two batches must not see samples of later ones.
+    looks_ahead = is_map and repeats is None and not is_stateful(fetch.dataset)
+    looks_ahead = looks_ahead and pool is not None and not isinstance(pool, AutomaticPool)
+    feed = RequestFeed(server, rows, watch, read_ahead, looks_ahead)
     while True:
         try:
             request = feed.next()
@@ -272,7 +276,9 @@ def _serve(
         else:
             try:
                 last = fetcher = of_epochs.get(request.epoch, fetcher)
-                place = BatchPlace(request.sequence, request.shard_id, request.first_place)
+                place = _place_of(request)
+                if looks_ahead and pool is not None:
+                    pool.look_ahead = partial(_look_ahead, feed, request, fetcher)
                 indices = make_preceding(indices_of(request), place, fetcher.fetch, server.begin)
                 batch = fetcher.fetch(*unwrap_indices(indices, place))
                 threads_drew = fetcher.threads_drew
@@ -301,6 +307,15 @@ def _serve(
         except ClosedError:
             return
         del batch, request
+
+
+def _look_ahead(feed: RequestFeed, request: _C.WorkerRequest, fetcher: Fetcher) -> None:
+    for one in feed.take_upcoming(request):
+        fetcher.expect(one.indices(), _place_of(one))
+
+
+def _place_of(request: _C.WorkerRequest) -> BatchPlace:
+    return BatchPlace(request.sequence, request.shard_id, request.first_place)
 
 
 def _load_states_before(datasets: dict[int, Any], spec: WorkerSpec) -> None:
