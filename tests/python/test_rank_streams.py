@@ -231,6 +231,7 @@ class Pipe(IterDataPipe[int]):
         ({"seeding": "worker"}, r"seeding must not be 'worker' with ranks=Ranks\("),
         ({"seeding": "sample"}, "whose samples have no positions in an order"),
         ({"in_order": False}, r"in_order must be True with ranks=Ranks\("),
+        ({"in_order": 4}, "depend on the number of ranks, got 4; leave in_order out"),
         ({"dataset": Pipe()}, "does not support datapipes"),
     ],
 )

@@ -238,8 +238,8 @@ def _check_shards(options: LoaderOptions) -> None:
     if options.reads_shards_of_rank and not options.in_order:
         raise ValueError(
             f"in_order must be True with {options.sharding_words} and an IterableDataset, whose "
-            f"order of batches does not depend on the number of ranks, got False; leave in_order "
-            f"out"
+            f"order of batches does not depend on the number of ranks, got "
+            f"{_in_order_as_given(options)}; leave in_order out"
         )
     if not options.is_iterable:
         raise ValueError(
