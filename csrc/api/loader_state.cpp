@@ -192,9 +192,9 @@ struct Part {
   const Value* value;  // null if it is missing
   std::string place;
 
+  bool is(Value::Kind kind) const { return value != nullptr && value->kind() == kind; }
   Part operator[](std::string_view name) const {
-    const bool is_dict = value != nullptr && value->kind() == Value::Kind::kDict;
-    if (!is_dict) expect("a dict");
+    if (!is(Value::Kind::kDict)) expect("a dict");
     return {value->find(name), place + "['" + std::string(name) + "']"};
   }
   bool is_none() const { return value == nullptr || value->is_none(); }
@@ -204,26 +204,24 @@ struct Part {
            "; load the state as it was saved");
   }
   int64_t integer(int64_t least, int64_t most) const {
-    const bool fits = value != nullptr && value->kind() == Value::Kind::kInteger && value->integer() >= least &&
-                      value->integer() <= most;
+    const bool fits = is(Value::Kind::kInteger) && value->integer() >= least && value->integer() <= most;
     if (!fits) expect("an integer from " + std::to_string(least) + " to " + std::to_string(most));
     return value->integer();
   }
   int64_t count(int64_t most = kCountMax) const { return integer(0, most); }
   bool boolean() const {
-    if (value == nullptr || value->kind() != Value::Kind::kBoolean) expect("true or false");
+    if (!is(Value::Kind::kBoolean)) expect("true or false");
     return value->boolean();
   }
   const Value::Items& items() const {
-    if (value == nullptr || value->kind() != Value::Kind::kList) expect("a list");
+    if (!is(Value::Kind::kList)) expect("a list");
     return value->items();
   }
   Part operator[](size_t index) const {
     return {.value = &value->items()[index], .place = place + "[" + std::to_string(index) + "]"};
   }
   const Value::Items& items(size_t count) const {
-    const bool fits = value != nullptr && value->kind() == Value::Kind::kList && value->size() == count;
-    if (!fits) expect("a list of " + std::to_string(count));
+    if (!is(Value::Kind::kList) || value->size() != count) expect("a list of " + std::to_string(count));
     return value->items();
   }
 };
@@ -444,7 +442,7 @@ void check_state(const BuiltLoader& built, const Value& state) {
   }
   const Value now = built.to_value();
   const Part theirs{.value = state.find("built"), .place = "state['built']"};
-  if (theirs.value->kind() != Value::Kind::kDict) theirs.expect("a dict");
+  if (!theirs.is(Value::Kind::kDict)) theirs.expect("a dict");
   for (const Value::Entry& entry : theirs.value->entries()) {
     const std::string& name = entry.key.text();
     const Value* here = now.find(name);
@@ -485,7 +483,7 @@ int64_t batch_count_max(const BuiltLoader& built) {
 std::vector<uint64_t> read_bits(const Part& missing, int64_t through) {
   const auto first = static_cast<uint64_t>(missing["first"].integer(0, through));
   const Part bits = missing["bits"];
-  const auto bytes = bits.value->kind() == Value::Kind::kText ? from_base64(bits.value->text()) : std::nullopt;
+  const auto bytes = bits.is(Value::Kind::kText) ? from_base64(bits.value->text()) : std::nullopt;
   if (!bytes) bits.expect("base64 of bits");
   std::vector<uint64_t> places;
   for (size_t index = 0; index < 8 * bytes->size(); ++index) {
@@ -508,7 +506,7 @@ PlacesLeft read_left(const BuiltLoader& built, const Part& state, int64_t batche
   const int64_t through = overtaken["through"].count(batches_max);
   left.through = static_cast<uint64_t>(through);
   const Part missing = overtaken["missing"];
-  if (missing.value->kind() == Value::Kind::kDict) {
+  if (missing.is(Value::Kind::kDict)) {
     left.missing = read_bits(missing, through);
   } else {
     int64_t first = 0;

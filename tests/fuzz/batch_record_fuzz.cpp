@@ -111,12 +111,12 @@ void copy_value(wire::NestReader& reader, wire::NestWriter& writer, std::span<co
     copy_value(reader, writer, leaves, depth + 1, is_key || (is_dict && place % 2 == 0), findings);
 }
 
-void check_the_nest(const wire::Frame& frame) {
+bool check_the_nest(const wire::Frame& frame) {
   const auto leaf_count = static_cast<uint32_t>(frame.leaf_count());
   const auto checked = wire::check_nest(frame.nest, leaf_count, /*allow_pickle=*/true);
   if (!checked) {
     expect(!wire::check_nest(frame.nest, leaf_count, /*allow_pickle=*/false), "what is trusted less may hold less");
-    return;
+    return false;
   }
   expect(checked.value() <= wire::kWholeFactorMax * frame.nest.size(), "no nest is too large by itself");
   // The leaves alone, in memory of exactly their size.
@@ -131,6 +131,7 @@ void check_the_nest(const wire::Frame& frame) {
          "a nest without pickles, and no other, is for those who are not trusted");
   expect(static_cast<bool>(wire::check_python_values(frame.nest, leaves)) == findings.is_pythons,
          "values that Python can make, and no others, are for Python");
+  return true;
 }
 
 }  // namespace
@@ -142,12 +143,9 @@ void mutate(Bytes& bytes, Choices& choices) {
   if (choices.mostly()) bytes = repair_record(bytes, &repair_nest, choices);
 }
 
-void check(std::span<const std::byte> bytes) {
+bool check(std::span<const std::byte> bytes) {
   const auto parsed = wire::parse_frame(bytes);
-  if (!parsed) {
-    expect(!parsed.error().message.empty(), "an error says what is wrong");
-    return;
-  }
+  if (!parsed) return is_refused(parsed.error().message);
   const wire::Frame& frame = parsed.value();
   expect(frame.tensors.size() <= wire::kTensorCountMax && frame.payload_bytes <= wire::kPayloadBytesMax, "caps hold");
   expect(frame.boundary_keys.size() <= frame.tensors.size(), "no more keys than tensors");
@@ -178,7 +176,7 @@ void check(std::span<const std::byte> bytes) {
   expect(wire::whole_bytes(frame) == whole_bytes, "every tensor is counted with all of its bytes");
   for (const std::string_view key : frame.boundary_keys) touch(std::as_bytes(std::span(key)));
   expect(std::ranges::equal(wire::write_frame(frame), bytes), "a record that is written again is the same bytes");
-  check_the_nest(frame);
+  return check_the_nest(frame);
 }
 
 }  // namespace penstock::fuzz

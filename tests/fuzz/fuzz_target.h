@@ -9,6 +9,7 @@
 #include <initializer_list>
 #include <random>
 #include <span>
+#include <string_view>
 #include <vector>
 
 namespace penstock::fuzz {
@@ -43,8 +44,9 @@ std::vector<Bytes> make_seeds();
 // Changes an input, and mostly repairs the fields that the parser checks first, so that the change is seen further in.
 void mutate(Bytes& bytes, Choices& choices);
 
-// Parses the input, uses the result as a receiver would, and checks the promises of the parser.
-void check(std::span<const std::byte> bytes);
+// Parses the input, uses the result as a receiver would, and checks the promises of the parser. Returns whether the
+// parser accepted it, as it must accept each seed.
+bool check(std::span<const std::byte> bytes);
 
 // ---- The functions that a target may call
 
@@ -53,6 +55,9 @@ void edit_at_random(Bytes& bytes);
 
 // Ends the run, with `bytes` as the input that did it, when a promise was not kept.
 void expect(bool is_kept, const char* promise);
+
+// Expects that an error has a text, and returns false.
+bool is_refused(std::string_view message);
 
 // Reads both ends of `bytes`, which the address sanitizer checks.
 void touch(std::span<const std::byte> bytes);

@@ -113,22 +113,20 @@ void mutate(Bytes& bytes, Choices& choices) {
   if (is_of_words || choices.below(2) == 0) bytes = bytes_of(edit_ir_text(text, choices));
 }
 
-void check(std::span<const std::byte> bytes) {
+bool check(std::span<const std::byte> bytes) {
   const auto parsed = graph::parse_graph({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
-  if (!parsed) {
-    expect(!parsed.error().message.empty(), "an error says what is wrong");
-    return;
-  }
+  if (!parsed) return is_refused(parsed.error().message);
   const graph::Graph& graph = parsed.value();
   expect(graph.inputs.size() <= graph::kInputsMax && graph.nodes.size() <= graph::kNodesMax, "statements are capped");
   expect(graph.outputs.size() <= graph::kInputsMax && graph.value_names.size() <= graph::kValuesMax,
          "values are capped");
   check_values(graph);
   const std::string printed = graph::print_graph(graph);
-  if (printed.size() > graph::kTextBytesMax) return;  // escapes are longer than what they stand for
+  if (printed.size() > graph::kTextBytesMax) return true;  // escapes are longer than what they stand for
   const auto again = graph::parse_graph(printed);
   expect(again && again.value() == graph, "a graph that is printed parses to the same graph");
   expect(graph::print_graph(again.value()) == printed, "equal graphs are printed alike");
+  return true;
 }
 
 }  // namespace penstock::fuzz

@@ -107,7 +107,7 @@ void repair_text(Source& source, ByteWriter& nest, Choices& choices) {
 }
 
 uint32_t repair_count(Source& source, ByteWriter& nest, Choices& choices) {
-  const auto count = mostly_at_most<uint32_t>(source.number<uint32_t>(), 3, choices);
+  const auto count = mostly_at_most<uint32_t>(source.number<uint32_t>(), 4, choices);
   nest.write(count);
   return count;
 }

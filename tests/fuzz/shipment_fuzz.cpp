@@ -41,16 +41,14 @@ void mutate(Bytes& bytes, Choices& choices) {
   if (choices.mostly()) bytes.resize(at + 4 + size_t{leaf_count} * 4);
 }
 
-void check(std::span<const std::byte> bytes) {
+bool check(std::span<const std::byte> bytes) {
   const auto parsed = parse_shipment(bytes);
-  if (!parsed) {
-    expect(!parsed.error().message.empty(), "an error says what is wrong");
-    return;
-  }
+  if (!parsed) return is_refused(parsed.error().message);
   const Shipment& shipment = parsed.value();
   expect(shipment.boundary_keys.size() <= kShipmentListMax && shipment.withheld.size() <= kTensorCountMax, "caps hold");
   for (const auto& keys : shipment.boundary_keys) expect(!keys.empty(), "a list has a key at least");
   expect(std::ranges::equal(write_shipment(shipment), bytes), "a shipment that is written again is the same bytes");
+  return true;
 }
 
 }  // namespace penstock::fuzz

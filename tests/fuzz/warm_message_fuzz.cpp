@@ -55,12 +55,9 @@ void mutate(Bytes& bytes, Choices& choices) {
   if (choices.mostly()) bytes.resize(fixed_bytes(kind) + text_bytes, std::byte{'x'});
 }
 
-void check(std::span<const std::byte> bytes) {
+bool check(std::span<const std::byte> bytes) {
   const auto parsed = wire::parse_warm_message(bytes);
-  if (!parsed) {
-    expect(!parsed.error().message.empty(), "an error says what is wrong");
-    return;
-  }
+  if (!parsed) return is_refused(parsed.error().message);
   const wire::WarmMessage& message = parsed.value();
   touch(std::as_bytes(std::span(message.text)));
   expect(message.kind >= Kind::kReady && message.kind <= Kind::kEnd, "kinds are known");
@@ -70,6 +67,7 @@ void check(std::span<const std::byte> bytes) {
   expect(fixed_bytes(message.kind) + message.text.size() == bytes.size(), "nothing is left over");
   expect(std::ranges::equal(wire::write_warm_message(message), bytes),
          "a message that is written again is the same bytes");
+  return true;
 }
 
 }  // namespace penstock::fuzz

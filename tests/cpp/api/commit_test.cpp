@@ -620,6 +620,8 @@ TEST(Commits, DamagedStatesAreRefusedByName) {
       {"\"missing\":[0]", {"\"missing\":[4]", "state['left']['missing'][0] must be an integer from 0 to 3"}},
       {"\"through\":4", {"\"through\":400", "state['left']['through'] must be an integer from 0 to 16"}},
       {"\"missing\":[0", {"\"missing\":[0,1", "_sampler_iter_yielded is 3 but 2 batches were delivered"}},
+      {"\"missing\"", {"\"absent\"", "state['left']['missing'] must be a list, got nothing"}},
+      {"\"missing\":[0]}", {"\"missing\":{\"first\":0}}", "state['left']['missing']['bits'] must be base64 of bits"}},
       {"\"batches\":[[0", {"\"batches\":[[1", "must be an integer from 2 to"}},
       {"\"seed_epoch\":0", {"\"seed_epoch\":-1", "['seed_epoch'] must be an integer from 0"}},
       {"\"commits\":{\"epoch\":1", {"\"commits\":{\"epoch\":0", "['earlier'][0]['epoch'] must be an integer"}},
