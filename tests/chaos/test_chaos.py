@@ -44,6 +44,7 @@ MIXED_OPTIONS = {"sample_count": 640, "epoch_count": 2}
 SHORTEST = {"kill-jobs": (2, (2,)), "mixed": (3, (1, 1))}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHORTEST)
 def test_no_batch_is_lost_in_a_short_trial(name: str, tmp_path: Path, seed: int) -> None:

@@ -152,6 +152,7 @@ def test_draws_are_those_of_torch(draw: str, draws_from: int) -> None:
     assert seen == stream_of(torch.utils.data.DataLoader, torchs)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.slow
 @pytest.mark.usefixtures("four")
 @pytest.mark.parametrize("draws_from", [0, SAMPLES // 2, SAMPLES])

@@ -88,6 +88,7 @@ def through_json(state: dict[str, Any]) -> dict[str, Any]:
     return loaded
 
 
+@pytest.mark.long("1-*", "2-*")
 @pytest.mark.parametrize("kind", WORKERS)
 @pytest.mark.parametrize("seed", range(3))
 def test_each_batch_is_committed_once_over_random_interruptions(kind: str, seed: int) -> None:

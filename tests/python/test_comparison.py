@@ -71,6 +71,7 @@ def test_torch_loses_the_epoch_with_a_worker(tmp_path: Path) -> None:
     assert found.startswith("no: ")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "promises",

@@ -168,6 +168,7 @@ PICTURES_OF_PLUGIN = {**PICTURES, "plugin": str(PLUGIN), "dataset": "pictures"}
 PICTURE_BATCH_BYTES = 4 * 3 * 64 * 64
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("of", [PICTURES_OF_PYTHON, PICTURES_OF_PLUGIN], ids=["python", "plugin"])
 @pytest.mark.parametrize("reads", [{"read_every": 1}, {"read_every": 90}, {"read_every": 10_000}])

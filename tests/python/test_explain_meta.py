@@ -278,6 +278,7 @@ def _with_lock(model: nn.Module) -> nn.Module:
     return model
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2"])
 def test_hugging_face_models_without_values_are_planned(family: str) -> None:

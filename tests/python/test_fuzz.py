@@ -49,6 +49,7 @@ def test_each_canary_pattern_occurs_once_in_its_source() -> None:
     assert counts == dict.fromkeys(counts, 1)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("target", TARGETS)
 def test_target_compiles(target: str) -> None:
     """`make test` builds no fuzz targets; a change of the sources can break them."""

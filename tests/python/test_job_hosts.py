@@ -504,6 +504,7 @@ def test_job_reads_only_from_named_hosts(pool: PoolProcesses, levels: str) -> No
     expect_end_of(handle)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @needs_namespace
 @pytest.mark.parametrize("which", ["supervisor", "server", "warm process"])

@@ -222,6 +222,7 @@ def test_bare_torch_modules_share_no_recompile_limit() -> None:
         run(lambda: nn.Sequential(nn.Softsign(), nn.Linear(20, 2)), seed)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_successive_compiled_models_are_cut_and_freed(backend: str) -> None:
@@ -260,7 +261,7 @@ def test_model_is_cut_after_its_class_hit_the_recompile_limit() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("beyond", [1, pytest.param(4, marks=pytest.mark.long)])
-@pytest.mark.parametrize("is_in_place", [True, False])
+@pytest.mark.parametrize("is_in_place", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_compiled_model_is_cut_beyond_the_recompile_limit(is_in_place: bool, beyond: int) -> None:
     """Dynamo counts the captures of a forward for all callers that compile it, so the ninth was not
     cut."""

@@ -116,6 +116,7 @@ def try_operators(group: list[Operator]) -> tuple[set[str], list[str]]:
     return set(outcome.moved), staying
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.slow
 @pytest.mark.parametrize("place", range(0, len(GROUPS), 5))
 def test_operator_group_matches_eager(place: int) -> None:

@@ -195,6 +195,7 @@ def test_pool_makes_the_same_batches(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert noise(pool=of_pool) == expected
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_ranks_of_a_job_take_the_same_steps(tmp_path: Path, world_size: int) -> None:

@@ -456,6 +456,7 @@ def indices_of(samples: list[Any]) -> list[int]:
     return [one["index"] if isinstance(one, dict) else one for one in samples]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.slow
 @pytest.mark.parametrize("seeding", ["worker", "batch"])
 @pytest.mark.parametrize("make_dataset", [ResumesInEveryPass, hugging_face_stream])

@@ -485,6 +485,7 @@ def test_window_bounds_how_many_batches_overtake(window: int, seeding: str) -> N
     assert overtakings(windowed) > 0
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("window", [2, 4])
 def test_state_with_a_window_resumes_exactly(window: int) -> None:
     def make(in_order: Any = window, workers: int = 3) -> Any:

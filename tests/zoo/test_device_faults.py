@@ -97,6 +97,7 @@ def written_before(model: nn.Module, images: torch.Tensor, labels: torch.Tensor)
     return F.cross_entropy(model(images.to(DEVICE).float() * 0.01), labels.to(DEVICE))
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("cut", ["auto", "maximal", "none"])
 @pytest.mark.parametrize(
     "step", [moved, prepared, written_at_once, written_on_device, written_before]
