@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data
-from sample_datasets import Computed, Streamed
+from forced_threads import four_threads  # noqa: F401 - a fixture
+from sample_datasets import Computed, Streamed, as_is
 from stream_oracle import describe, error_of
 from torch.utils.data import Dataset
 
@@ -58,6 +59,17 @@ class Waiting(Dataset[Any]):
         return {"index": index, "drawn": drawn}
 
 
+class RarelyDrawing(Waiting):
+    """Few samples draw, and some wait long, so that other threads go on with later batches."""
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.01 if index % 16 == 3 else 0.0)
+        sample = super().__getitem__(index)
+        if index % 37 == 5:
+            sample["drawn"] = DRAWS[self.draw]()
+        return sample
+
+
 class Seeded(Waiting):
     """The same, which takes a generator."""
 
@@ -98,22 +110,6 @@ def stream_of(make: Any, dataset: Any, **options: Any) -> list[Any]:
 AUTOMATIC = functools.partial(DataLoader, fetch_threads="auto")
 
 
-class Four(ThreadChoice):
-    """Four threads from the first batch on, at any load of the machine."""
-
-    def __init__(self, most: int) -> None:
-        super().__init__(most)
-        self.threads = 4
-
-    def is_measured(self) -> bool:
-        return False
-
-
-@pytest.fixture
-def four(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(automatic_threads, "ThreadChoice", Four)
-
-
 def test_samples_that_wait_are_fetched_on_threads_in_torchs_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -121,6 +117,17 @@ def test_samples_that_wait_are_fetched_on_threads_in_torchs_order(
     dataset = Waiting()
     assert stream_of(AUTOMATIC, dataset) == stream_of(torch.utils.data.DataLoader, Waiting())
     assert used_threads(dataset)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("four_threads")
+@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("collate_fn", [None, as_is], ids=["default", "own"])
+def test_draws_of_samples_fetched_ahead_are_those_of_torch(draw: str, collate_fn: Any) -> None:
+    options = {"num_workers": 2, "prefetch_factor": 4, "collate_fn": collate_fn}
+    expected = stream_of(torch.utils.data.DataLoader, RarelyDrawing(draw), **options)
+    for _ in range(3):
+        assert stream_of(AUTOMATIC, RarelyDrawing(draw), **options) == expected
 
 
 def test_sleep_is_not_time_of_the_thread() -> None:
@@ -142,7 +149,7 @@ def test_samples_that_compute_are_fetched_on_one_thread(monkeypatch: pytest.Monk
     assert names == {threading.main_thread().name}
 
 
-@pytest.mark.usefixtures("four")
+@pytest.mark.usefixtures("four_threads")
 @pytest.mark.parametrize("draw", DRAWS)
 @pytest.mark.parametrize("draws_from", [0, SAMPLES - 4])
 def test_draws_are_those_of_torch(draw: str, draws_from: int) -> None:
@@ -154,7 +161,7 @@ def test_draws_are_those_of_torch(draw: str, draws_from: int) -> None:
 
 @pytest.mark.sampled(8)
 @pytest.mark.slow
-@pytest.mark.usefixtures("four")
+@pytest.mark.usefixtures("four_threads")
 @pytest.mark.parametrize("draws_from", [0, SAMPLES // 2, SAMPLES])
 @pytest.mark.parametrize("seeding", [None, "batch", "sample"])
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -172,7 +179,7 @@ def test_stream_is_the_one_of_one_thread(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("four")
+@pytest.mark.usefixtures("four_threads")
 @pytest.mark.parametrize("seeding", ["batch", "sample"])
 def test_generators_of_samples_allow_threads(seeding: str) -> None:
     dataset = Seeded()
@@ -181,7 +188,7 @@ def test_generators_of_samples_allow_threads(seeding: str) -> None:
     assert used_threads(dataset)
 
 
-@pytest.mark.usefixtures("four")
+@pytest.mark.usefixtures("four_threads")
 def test_dataset_with_its_own_generator_has_one_thread() -> None:
     dataset = WithGenerator()
     with pytest.warns(UserWarning, match="random generator in an attribute"):
@@ -203,7 +210,7 @@ class Failing(Waiting):
         return super().__getitem__(index)
 
 
-@pytest.mark.usefixtures("four")
+@pytest.mark.usefixtures("four_threads")
 def test_error_is_that_of_the_first_failing_sample() -> None:
     def to_end(make: Any) -> Any:
         return error_of(lambda: list(make(Failing(), batch_size=BATCH)))
@@ -213,7 +220,7 @@ def test_error_is_that_of_the_first_failing_sample() -> None:
     assert str(ours) == str(torchs) == repr(f"no object {SAMPLES - 6}")
 
 
-@pytest.mark.usefixtures("four")
+@pytest.mark.usefixtures("four_threads")
 def test_failing_samples_are_left_out() -> None:
     dataset = Failing()
     loader = AUTOMATIC(dataset, batch_size=BATCH, on_error="skip")

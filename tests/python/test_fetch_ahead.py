@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from forced_threads import four_threads  # noqa: F401 - a fixture
 from sample_datasets import Computed
 from torch.utils.data import Dataset, default_collate
 
@@ -135,13 +136,16 @@ def collate_with_draws(samples: list[Any]) -> Any:
     return torch.tensor(samples)
 
 
+@pytest.mark.usefixtures("four_threads")
 @pytest.mark.parametrize(
     ("dataset", "options", "is_ahead"),
     [
         (Observed, {}, True),
         (Observed, {"collate_fn": collate_with_draws}, True),
         (Observed, {"collate_fn": collate_with_draws, "seeding": "batch"}, False),
-        (Observed, {"fetch_threads": "auto"}, False),
+        (Observed, {"fetch_threads": "auto"}, True),
+        (Observed, {"fetch_threads": "auto", "collate_fn": collate_with_draws}, False),
+        (Observed, {"fetch_threads": "auto", "seeding": "batch"}, False),
         (Stateful, {}, False),
     ],
 )

@@ -40,6 +40,11 @@ class ThreadChoice:
         """Stay at one thread."""
         self.threads, self.is_allowed = 1, False
 
+    @property
+    def unmeasured(self) -> int:
+        """The number of following batches before the next one that is measured."""
+        return max(0, self._unmeasured)
+
     def is_measured(self) -> bool:
         """Return whether the next batch is to be measured, and reported by :meth:`note`."""
         if not self.is_allowed:

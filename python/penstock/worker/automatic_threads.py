@@ -3,12 +3,14 @@
 
 Batches are the same as on one thread. Threads would share the random generators, so a batch during
 whose fetch a global one moved is made again on one thread, with the generators as they were, and
-this process uses one thread from then on. A dataset with a generator has one thread, too.
+this process uses one thread from then on. A dataset with a generator has one thread, too. While
+samples of later batches are fetched ahead, a generator must not move between two batches either.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -80,16 +82,44 @@ class AutomaticMapFetcher(MapDatasetFetcher):
         self._serial = make_serial(self._note_samples)
         self._pool, self._choice, self._placed = pool, pool.choice, placed
         self._began: tuple[int, float, float] | None = None  # samples, and clocks of a measurement
+        self._expected: deque[list[Any]] = deque()  # batches that are not fetched ahead yet
+        self._ahead_max = 0  # batches to fetch ahead of the current one
+        # The states of the generators since samples are fetched ahead, if they have not moved.
+        self._unmoved: tuple[Any, ...] | None = None
 
     def fetch(self, possibly_batched_index: Any) -> Any:
         choice = self._choice
         indices = possibly_batched_index
+        if self._expected and self._expected[0] == list(indices):
+            self._expected.popleft()
         if choice.threads > 1 and len(indices) > 1:
             return self._fetch_on_threads(list(indices))
+        if self._unmoved is not None:
+            self._drop_ahead(self._unmoved)
         self._began = None
         if choice.threads == 1 and len(indices) > 0 and choice.is_measured():
             self._began = len(indices), time.perf_counter(), _not_waiting_s()
         return self._serial.fetch(indices)
+
+    def expect(self, indices: Any) -> None:
+        """Announce a later batch, while another is fetched. ``collate_fn`` must draw no numbers,
+        and the generators must not be seeded between two batches."""
+        self._expected.append(list(indices))
+        self._fetch_ahead()
+
+    def _fetch_ahead(self) -> None:
+        """Start expected batches: none that is measured, since threads must be idle before it."""
+        while self._expected and self._pool.ahead_count < self._ahead_max:
+            self._pool.expect(self.dataset, self._expected.popleft(), self._choice.threads)
+
+    def _drop_ahead(self, states: tuple[Any, ...]) -> None:
+        """Drop batches ahead. If generators have moved since ``states``, restore them and use one
+        thread from now on."""
+        self._pool.drop_ahead()
+        self._unmoved = None
+        if have_moved(states):
+            restore(states)
+            self._pool.forbid("its samples draw from the global random generators")
 
     def _note_samples(self, samples: Any) -> Any:
         """Note the time of samples that were fetched serially, and collate them."""
@@ -101,7 +131,9 @@ class AutomaticMapFetcher(MapDatasetFetcher):
         return self.collate_fn(samples)
 
     def _fetch_on_threads(self, indices: list[Any]) -> Any:
-        is_measured, before = self._choice.is_measured(), generator_states()
+        is_measured = self._choice.is_measured()
+        before = generator_states() if self._unmoved is None else self._unmoved
+        self._ahead_max = 0 if is_measured else self._choice.unmeasured
         began_at, cpu_s = time.perf_counter(), self._pool.cpu_s
         try:
             samples = self._samples_of(indices)
@@ -109,6 +141,9 @@ class AutomaticMapFetcher(MapDatasetFetcher):
             if have_moved(before):
                 return self._fetch_again(indices, before)
             raise
+        finally:
+            self._ahead_max = 0
+            self._unmoved = before if self._pool.ahead_count > 0 else None
         if have_moved(before):
             return self._fetch_again(indices, before)
         if is_measured:
@@ -122,13 +157,12 @@ class AutomaticMapFetcher(MapDatasetFetcher):
     def _samples_of(self, indices: list[Any]) -> list[Any]:
         threads = self._choice.threads
         if self._placed is None:
-            return self._pool.fetch(self.dataset, indices, threads)
+            return self._pool.fetch(self.dataset, indices, threads, self._fetch_ahead)
         with self._placed.globals_unseeded():
             return self._pool.fetch(self.dataset, indices, threads)
 
     def _fetch_again(self, indices: list[Any], states: tuple[Any, ...]) -> Any:
-        restore(states)
-        self._pool.forbid("its samples draw from the global random generators")
+        self._drop_ahead(states)
         self._began = None
         return self._serial.fetch(indices)
 

@@ -188,6 +188,7 @@ class TorchFetcher:
         for shard_id, start in self._starts.items():
             _note_resumed(resumed, shard_id, load_dataset_state(self._dataset, start))
         self._to_watch = dict(resumed)  # until their first batch
+        self._collate_draws_nothing = draws_nothing(spec.collate_fn)
         self._make_fetcher = functools.partial(spec.make_fetcher, self._dataset, pool)
         self._fetcher = self._make_fetcher()
 
@@ -201,7 +202,10 @@ class TorchFetcher:
         return resumed.fetch_first(lambda: self._fetcher.fetch(indices), self._restart)
 
     def expect(self, indices: Any, place: BatchPlace) -> None:
-        if isinstance(self._fetcher, ThreadedMapFetcher):
+        is_automatic = isinstance(self._fetcher, AutomaticMapFetcher)
+        if isinstance(self._fetcher, ThreadedMapFetcher) or (
+            is_automatic and self._collate_draws_nothing
+        ):
             self._fetcher.expect(indices)
 
     def _restart(self) -> None:

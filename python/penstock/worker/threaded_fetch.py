@@ -109,9 +109,16 @@ class FetchPool:
             self, _end_threads, self._pid, self._batches, self._threads, self._ahead
         )
 
-    def fetch(self, dataset: Any, indices: list[Any], thread_count: int | None = None) -> list[Any]:
+    def fetch(
+        self,
+        dataset: Any,
+        indices: list[Any],
+        thread_count: int | None = None,
+        on_start: Callable[[], None] = lambda: None,
+    ) -> list[Any]:
         """Return the samples at ``indices``, in that order. Block until the batch is complete.
-        ``thread_count`` is the number of threads that fetch them, by default all.
+        ``thread_count`` is the number of threads that fetch them, by default all. ``on_start`` is
+        called when they have been started, and may call :meth:`expect`.
 
         Raise the exception of the first failing sample in that order; samples that were not started
         by then are skipped. An interrupt is raised immediately; the next call then waits for the
@@ -128,10 +135,11 @@ class FetchPool:
                 batch.is_ahead = False
                 self._unfinished.append(batch)
             else:
-                self._drop_expected()
+                self.drop_ahead()
                 batch = _BatchFetch(dataset, indices, _ThreadState.current())
                 self._unfinished.append(batch)
                 self._start(batch, thread_count or self._thread_count)
+            on_start()
             if self.look_ahead is None:
                 batch.wait()
             else:
@@ -149,17 +157,22 @@ class FetchPool:
         while not batch.is_over(_LOOK_AHEAD_S):
             look_ahead()
 
-    def expect(self, dataset: Any, indices: list[Any]) -> None:
+    def expect(self, dataset: Any, indices: list[Any], thread_count: int | None = None) -> None:
         """Announce a batch that is fetched after the current one and those announced before. Its
         samples are started as soon as threads have none of earlier batches; if another batch is
-        fetched in its place, they are dropped."""
+        fetched in its place, they are dropped. ``thread_count`` is as in :meth:`fetch`."""
         batch = _BatchFetch(dataset, indices, _ThreadState.current())
         batch.is_ahead = True
         self._ahead.append(batch)
-        self._start(batch, self._thread_count)
+        self._start(batch, thread_count or self._thread_count)
 
-    def _drop_expected(self) -> None:
-        """Wait for the samples of batches ahead that are being fetched, and start no further."""
+    @property
+    def ahead_count(self) -> int:
+        """The number of expected batches that have not been fetched."""
+        return len(self._ahead)
+
+    def drop_ahead(self) -> None:
+        """Wait for samples of expected batches that are being fetched, and start no further."""
         self._unfinished = _cancel_all(self._ahead)
         for one in self._unfinished:
             one.wait()

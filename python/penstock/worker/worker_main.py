@@ -45,7 +45,7 @@ from penstock.stream.shard_state import (
     load_shard_between_epochs,
 )
 from penstock.stream.table_rows import plain_rows
-from penstock.worker.automatic_threads import AutomaticPool, make_pool
+from penstock.worker.automatic_threads import make_pool
 from penstock.worker.batch_pickle import dumps
 from penstock.worker.dataset_watch import DatasetWatch, FetchWatch, RowsWatch, Watch
 from penstock.worker.fetching import (
@@ -225,8 +225,8 @@ def _serve(
     read_ahead = ReadAhead.of(fetch.dataset) if is_map and rows is None else None
     repeats = FetchWatch(_watch(fetch, rows)) if spec.any_worker else None
     # A state or a look at the dataset between two batches must not see samples of later ones.
-    looks_ahead = is_map and repeats is None and not is_stateful(fetch.dataset)
-    looks_ahead = looks_ahead and pool is not None and not isinstance(pool, AutomaticPool)
+    is_looked_at = repeats is not None or is_stateful(fetch.dataset)
+    looks_ahead = is_map and pool is not None and not is_looked_at
     feed = RequestFeed(server, rows, watch, read_ahead, looks_ahead)
     while True:
         try:
