@@ -4,11 +4,15 @@
 #include <ATen/ops/empty.h>
 #include <torch/extension.h>
 
+#include <algorithm>
 #include <array>
+#include <cmath>
+#include <cstring>
 #include <optional>
 #include <string>
 #include <tuple>
 #include <unordered_map>
+#include <vector>
 
 #include "bindings/python_bytes.h"
 #include "bindings/raise.h"
@@ -23,26 +27,74 @@ using image::ImageMaker;
 using Box = std::array<int, 4>;  // left, top, width, height
 
 // A `penstock.images.Chain` of Pillow's calls: the window of the file's image; width, height and filter of a resize;
-// the window of the result; and whether its columns and its rows are reversed.
-using Chain = std::tuple<Box, std::optional<std::array<int, 3>>, Box, bool, bool>;
+// the window of the result; whether its columns and its rows are reversed at the end; its further steps, each a name
+// and arguments; and its mode, "RGB" or "L".
+using Steps = std::vector<std::tuple<std::string, py::object>>;
+using Chain = std::tuple<Box, std::optional<std::array<int, 3>>, Box, bool, bool, Steps, std::string>;
 
 image::Window window_of(const Box& box) { return {.left = box[0], .top = box[1], .width = box[2], .height = box[3]}; }
 
-image::ImageSpec spec_of(const Chain& chain, bool is_by_shrinkage) {
-  const auto& [window, resize, crop, flips_columns, flips_rows] = chain;
-  image::ImageSpec spec{
-      .decoded = window_of(window), .crop = window_of(crop), .flips_columns = flips_columns, .flips_rows = flips_rows};
-  if (resize) {
-    const auto [width, height, filter] = *resize;
-    if (width < 1 || height < 1 || filter < static_cast<int>(image::Filter::kLanczos) ||
-        filter > static_cast<int>(image::Filter::kHamming))
-      throw py::value_error("resize must be a size of 1 or more and a filter from 1 to 5");
-    spec.resize =
-        image::Resize{.width = width,
-                      .height = height,
-                      .filter = static_cast<image::Filter>(filter),
-                      .order = is_by_shrinkage ? image::PassOrder::kByShrinkage : image::PassOrder::kColumnsFirst};
+image::Resize resize_of(const std::array<int, 3>& resize, bool is_by_shrinkage) {
+  const auto [width, height, filter] = resize;
+  if (width < 1 || height < 1 || filter < static_cast<int>(image::Filter::kLanczos) ||
+      filter > static_cast<int>(image::Filter::kHamming))
+    throw py::value_error("resize must be a size of 1 or more and a filter from 1 to 5");
+  return {.width = width,
+          .height = height,
+          .filter = static_cast<image::Filter>(filter),
+          .order = is_by_shrinkage ? image::PassOrder::kByShrinkage : image::PassOrder::kColumnsFirst};
+}
+
+image::Blend blend_of(image::BlendBase base, const py::object& factor) {
+  const auto value = factor.cast<double>();
+  if (!(std::abs(value) <= image::kBlendFactorMax)) throw py::value_error("factor must be from -1e6 to 1e6");
+  return {.base = base, .factor = static_cast<float>(value)};
+}
+
+image::Table table_of(const py::bytes& table) {
+  const auto bytes = bytes_of(table);
+  image::Table made;
+  if (bytes.size() != made.bytes.size()) throw py::value_error("table must be 768 bytes");
+  std::memcpy(made.bytes.data(), bytes.data(), bytes.size());
+  return made;
+}
+
+image::Padding padding_of(const std::array<int, 7>& numbers) {
+  const auto [left, top, right, bottom, r, g, b] = numbers;
+  if (std::min({left, top, right, bottom}) < 0) throw py::value_error("padding must be 0 or more");
+  return {.left = left,
+          .top = top,
+          .right = right,
+          .bottom = bottom,
+          .colour = {static_cast<uint8_t>(r), static_cast<uint8_t>(g), static_cast<uint8_t>(b)}};
+}
+
+image::Step step_of(const std::string& name, const py::object& argument, bool is_by_shrinkage) {
+  if (name == "brightness") return blend_of(image::BlendBase::kBlack, argument);
+  if (name == "contrast") return blend_of(image::BlendBase::kMean, argument);
+  if (name == "saturation") return blend_of(image::BlendBase::kGray, argument);
+  if (name == "gray") return image::Gray{};
+  if (name == "hue") return image::HueShift{.shift = argument.cast<uint8_t>()};
+  if (name == "table") return table_of(argument.cast<py::bytes>());
+  if (name == "crop") return window_of(argument.cast<Box>());
+  if (name == "pad") return padding_of(argument.cast<std::array<int, 7>>());
+  if (name == "resize") return resize_of(argument.cast<std::array<int, 3>>(), is_by_shrinkage);
+  if (name == "flip") {
+    const auto [columns, rows] = argument.cast<std::array<bool, 2>>();
+    return image::Flip{.columns = columns, .rows = rows};
   }
+  throw py::value_error("unknown step " + name);
+}
+
+image::ImageSpec spec_of(const Chain& chain, bool is_by_shrinkage) {
+  const auto& [window, resize, crop, flips_columns, flips_rows, steps, mode] = chain;
+  image::ImageSpec spec{.decoded = window_of(window),
+                        .crop = window_of(crop),
+                        .flips_columns = flips_columns,
+                        .flips_rows = flips_rows,
+                        .is_gray = mode == "L"};
+  if (resize) spec.resize = resize_of(*resize, is_by_shrinkage);
+  for (const auto& [name, argument] : steps) spec.steps.push_back(step_of(name, argument, is_by_shrinkage));
   return spec;
 }
 
@@ -70,20 +122,23 @@ Opened open_bytes(const Library& library, const py::bytes& file) {
   return std::tuple(header.size.width, header.size.height, header.channels, number);
 }
 
+// The size of the result is known once it is made.
 py::object make_bytes(const Library& library, const py::bytes& file, int64_t number, const Chain& chain,
                       bool is_by_shrinkage) {
   const auto spec = spec_of(chain, is_by_shrinkage);
   const auto bytes = bytes_of(file);
-  const size_t count = size_t{3} * static_cast<size_t>(spec.crop.width) * static_cast<size_t>(spec.crop.height);
-  auto made = py::reinterpret_steal<py::object>(PyBytes_FromStringAndSize(nullptr, static_cast<py::ssize_t>(count)));
+  ImageMaker& maker = library.maker();
+  if (!without_gil([&] { return maker.make(bytes, number, spec); })) return py::none();
+  const auto [width, height] = maker.size();
+  const auto count = static_cast<py::ssize_t>(width) * height * spec.channels();
+  auto made = py::reinterpret_steal<py::object>(PyBytes_FromStringAndSize(nullptr, count));
   if (!made) throw py::error_already_set();
   auto* const output = reinterpret_cast<uint8_t*>(PyBytes_AS_STRING(made.ptr()));
-  const auto result = without_gil([&] {
-    auto done = library.maker().make(bytes, number, spec);
-    if (done) library.maker().write_bytes(output);
-    return done;
+  without_gil([&] {
+    maker.write_bytes(output);
+    return true;  // rather than nothing, which it cannot pass on
   });
-  return result ? made : py::none();
+  return made;
 }
 
 std::optional<at::Tensor> make_planes(const Library& library, const py::bytes& file, int64_t number, const Chain& chain,
@@ -94,10 +149,12 @@ std::optional<at::Tensor> make_planes(const Library& library, const py::bytes& f
     throw py::value_error("tables must be a contiguous float32 tensor of 3 x 256 numbers on the CPU");
   const auto bytes = bytes_of(file);
   return without_gil([&]() -> std::optional<at::Tensor> {
-    if (auto done = library.maker().make(bytes, number, spec); !done) return std::nullopt;
-    at::Tensor planes = at::empty({3, spec.crop.height, spec.crop.width}, at::kFloat);
+    ImageMaker& maker = library.maker();
+    if (auto done = maker.make(bytes, number, spec); !done) return std::nullopt;
+    const auto [width, height] = maker.size();
+    at::Tensor planes = at::empty({3, height, width}, at::kFloat);
     const std::span<const float, image::kTableSize> values(tables.const_data_ptr<float>(), image::kTableSize);
-    library.maker().write_planes(values, planes.mutable_data_ptr<float>());
+    maker.write_planes(values, planes.mutable_data_ptr<float>());
     return planes;
   });
 }

@@ -14,11 +14,42 @@ namespace {
 Fault changed() { return {Errc::kUnsupported, "the JPEG file is left to its library: its size has changed"}; }
 
 Pixels part_of(const Pixels& image, const Window& window) {
-  return {.data = image.row(window.top) + static_cast<ptrdiff_t>(window.left) * kPixelBytes,
+  return {.data = image.pixel(window.left, window.top),
           .width = window.width,
           .height = window.height,
           .stride = image.stride};
 }
+
+void pad(const Pixels& image, const Padding& padding, const Pixels& padded) {
+  const auto [r, g, b] = padding.colour;
+  const std::array<uint8_t, kPixelBytes> colour = {r, g, b, 0};
+  for (int y = 0; y < padded.height; ++y) {
+    const bool is_inside = y >= padding.top && y < padding.top + image.height;
+    const int left = is_inside ? padding.left : padded.width;  // of the image, and of its border otherwise
+    const int right = is_inside ? padding.left + image.width : padded.width;
+    for (int x = 0; x < left; ++x) std::copy_n(colour.data(), kPixelBytes, padded.pixel(x, y));
+    for (int x = right; x < padded.width; ++x) std::copy_n(colour.data(), kPixelBytes, padded.pixel(x, y));
+    if (is_inside) std::copy_n(image.row(y - padding.top), image.width * kPixelBytes, padded.pixel(left, y));
+  }
+}
+
+void flip(const Pixels& image, const Flip& flip) {
+  if (flip.columns) {
+    for (int y = 0; y < image.height; ++y) {
+      for (int left = 0, right = image.width - 1; left < right; ++left, --right)
+        std::swap_ranges(image.pixel(left, y), image.pixel(left + 1, y), image.pixel(right, y));
+    }
+  }
+  if (flip.rows) {
+    for (int top = 0, bottom = image.height - 1; top < bottom; ++top, --bottom)
+      std::swap_ranges(image.row(top), image.pixel(image.width, top), image.row(bottom));
+  }
+}
+
+template <typename... Functions>
+struct Overloaded : Functions... {
+  using Functions::operator()...;
+};
 
 void write_row_plain(const uint8_t* pixels, int begin, int width, bool flips, const float* tables,
                      float* const* planes) {
@@ -78,29 +109,57 @@ Result<void> ImageMaker::make(std::span<const std::byte> file, int64_t number, c
   if (!is_within(spec.decoded, size.value().width, size.value().height)) return changed();
   auto decoded = decoder_->decode(spec.decoded);
   if (!decoded) return decoded.error();
-  Pixels image = decoded.value();
-  if (spec.resize) {
-    const Resize& resize = *spec.resize;
-    Pixels resized{.width = resize.width, .height = resize.height};
-    resized.stride = static_cast<ptrdiff_t>(resize.width) * kPixelBytes;
-    resized_.resize(static_cast<size_t>(resized.stride) * static_cast<size_t>(resize.height) + kSpareBytes);
-    resized.data = resized_.data();
-    resizer_.resize(image, resize.filter, resize.order, resized);
-    image = resized;
-  }
-  PENSTOCK_ASSERT(is_within(spec.crop, image.width, image.height), "the crop is not within the image");
-  made_ = part_of(image, spec.crop);
+  made_ = decoded.value();
+  if (spec.resize) apply(*spec.resize);
+  apply(spec.crop);
+  for (const Step& step : spec.steps) apply(step);
   flips_columns_ = spec.flips_columns;
   flips_rows_ = spec.flips_rows;
+  is_gray_ = spec.is_gray;
   return {};
+}
+
+Pixels ImageMaker::make_room(int width, int height) {
+  newest_room_ = 1 - newest_room_;
+  const ptrdiff_t stride = static_cast<ptrdiff_t>(width) * kPixelBytes;
+  auto& room = rooms_[newest_room_];
+  room.resize(static_cast<size_t>(stride) * static_cast<size_t>(height) + kSpareBytes);
+  return {.data = room.data(), .width = width, .height = height, .stride = stride};
+}
+
+void ImageMaker::apply(const Step& step) {
+  std::visit(Overloaded{
+                 [&](const Blend& one) { blend(made_, one.base, one.factor); },
+                 [&](const Gray&) { make_gray(made_); },
+                 [&](const HueShift& one) { shift_hue(made_, one.shift); },
+                 [&](const Table& one) { look_up(made_, one.bytes); },
+                 [&](const Window& crop) {
+                   PENSTOCK_ASSERT(is_within(crop, made_.width, made_.height), "the crop is not within the image");
+                   made_ = part_of(made_, crop);
+                 },
+                 [&](const Padding& one) {
+                   const Pixels padded =
+                       make_room(one.left + made_.width + one.right, one.top + made_.height + one.bottom);
+                   pad(made_, one, padded);
+                   made_ = padded;
+                 },
+                 [&](const Resize& one) {
+                   const Pixels resized = make_room(one.width, one.height);
+                   resizer_.resize(made_, one.filter, one.order, resized);
+                   made_ = resized;
+                 },
+                 [&](const Flip& one) { flip(made_, one); },
+             },
+             step);
 }
 
 void ImageMaker::write_bytes(uint8_t* output) const {
   for (int y = 0; y < made_.height; ++y) {
     const uint8_t* const row = made_.row(flips_rows_ ? made_.height - 1 - y : y);
-    for (int x = 0; x < made_.width; ++x, output += 3) {
+    const int channels = is_gray_ ? 1 : 3;
+    for (int x = 0; x < made_.width; ++x, output += channels) {
       const uint8_t* const pixel = row + static_cast<ptrdiff_t>(flips_columns_ ? made_.width - 1 - x : x) * kPixelBytes;
-      std::copy_n(pixel, 3, output);
+      std::copy_n(pixel, channels, output);
     }
   }
 }

@@ -34,6 +34,7 @@ struct Pixels {
   ptrdiff_t stride = 0;
 
   uint8_t* row(int y) const { return data + y * stride; }
+  uint8_t* pixel(int x, int y) const { return row(y) + static_cast<ptrdiff_t>(x) * kPixelBytes; }
 };
 
 // The weights of one side. The pixels of output position i are those from first[i] on, `taps` of them in the table;

@@ -1292,7 +1292,15 @@ def calibrate(
 
 _Box = tuple[int, int, int, int]  # left, top, width, height
 # A penstock.images.chains.Chain.
-_Chain = tuple[_Box, tuple[int, int, int] | None, _Box, bool, bool]
+_Chain = tuple[
+    _Box,
+    tuple[int, int, int] | None,
+    _Box,
+    bool,
+    bool,
+    tuple[tuple[str, Any], ...],
+    str,
+]
 
 class JpegLibrary:
     def __init__(self, path: str) -> None: ...

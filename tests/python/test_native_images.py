@@ -333,10 +333,11 @@ def test_untested_versions_are_compared_longer(monkeypatch: pytest.MonkeyPatch) 
         ("99.0", [*range(1, 21), 50, 100]),
     ):
         comparisons = Comparisons(version, native_images.TESTED_PILLOW)
+        whole = Chain.of_image(9, 9)
         found = []
         for number in range(1, 101):
-            is_due = comparisons.is_next_due()
-            assert comparisons.count() == is_due
+            is_due = comparisons.is_next_due(whole)
+            assert comparisons.count(whole) == is_due
             found += [number] * is_due
         assert found == expected
         assert (comparisons.made, comparisons.compared) == (100, len(expected))

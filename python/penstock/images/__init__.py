@@ -12,10 +12,14 @@ VARIABLE = "PENSTOCK_NATIVE_IMAGES"
 
 logger = logging.getLogger(__name__)
 # The modules whose functions are to be replaced once the program has imported them, and which
-# function of lazy_images does so.
+# module and function here does so.
 _awaited = {
-    "PIL.Image": "install",
-    "torchvision.transforms.functional": "install_to_tensor",
+    "PIL.Image": "lazy_images.install",
+    "torchvision.transforms.functional": "lazy_images.install_to_tensor",
+    "PIL.ImageEnhance": "library_calls.install_enhance",
+    "PIL.ImageOps": "library_calls.install_expand",
+    "torchvision.transforms._functional_pil": "library_calls.install_functional",
+    "torchvision.transforms.v2.functional": "library_calls.install_v2",
 }
 
 
@@ -30,10 +34,10 @@ def open_natively() -> None:
     if os.environ.get(VARIABLE, "1") == "0":
         _awaited.clear()
     for name in [name for name in _awaited if name in sys.modules]:
-        function = _awaited.pop(name)
+        module, _, function = _awaited.pop(name).partition(".")
         # The program's settings, such as warnings as errors, apply here: no error may reach it.
         try:
-            reason = getattr(importlib.import_module("penstock.images.lazy_images"), function)()
+            reason = getattr(importlib.import_module(f"penstock.images.{module}"), function)()
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
         if reason:

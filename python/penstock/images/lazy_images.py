@@ -2,9 +2,9 @@
 """Pillow's images whose pixels are made when they are needed.
 
 `install` makes ``PIL.Image.open`` return such images for JPEG files, from the first one on, at
-which the native kernels start. Crops, resizes and flips of them are noted, and made in one native
-call when the program reads pixels, as ``ToTensor`` does. All other methods first make the pixels,
-and are then Pillow's.
+which the native kernels start. Crops, resizes, flips, tables and conversions of them are noted, and
+made in one native call when the program reads pixels, as ``ToTensor`` does; `library_calls` has
+functions that are noted, too. All other methods first make the pixels, and are then Pillow's.
 """
 
 from __future__ import annotations
@@ -61,9 +61,12 @@ def start() -> NativeImages | str:
 
 
 def uninstall() -> None:
-    """Undo `install`, `start` and `install_to_tensor`."""
+    """Undo `install`, `start`, `install_to_tensor` and the installations of `library_calls`."""
     global _images
     _images = None
+    calls = sys.modules.get("penstock.images.library_calls")
+    if calls is not None:
+        calls.uninstall()
     factory, accept = Image.OPEN["JPEG"]
     if factory is _open_lazily:
         Image.register_open("JPEG", JpegImagePlugin.jpeg_factory, accept)
@@ -122,9 +125,11 @@ class LazyJpegFile(JpegImagePlugin.JpegImageFile):
         return data
 
     def convert(self, mode: Any = None, *arguments: Any, **named: Any) -> Any:
-        is_plain = mode == "RGB" and not arguments and not named
+        is_plain = mode in ("RGB", "L") and not arguments and not named
         lazy = self.lazy() if is_plain else None
-        return super().convert(mode, *arguments, **named) if lazy is None else lazy
+        if lazy is None:
+            return super().convert(mode, *arguments, **named)
+        return lazy if mode == "RGB" else lazy.convert(mode)
 
     def crop(self, box: Any = None) -> Any:
         lazy = self.lazy() if self.mode == "RGB" else None
@@ -153,7 +158,7 @@ class _Taken(io.BytesIO):
 
 
 class LazyImage(Image.Image):
-    """An RGB image that is a chain of calls on a JPEG file.
+    """An image of mode RGB or L that is a chain of calls on a JPEG file.
 
     It becomes an image of Pillow's class ``Image`` when its pixels are needed.
     """
@@ -170,7 +175,7 @@ class LazyImage(Image.Image):
     ) -> LazyImage:
         image = LazyImage()
         image._images, image._data, image._number, image._chain = images, data, number, chain
-        image._mode, image._size = "RGB", chain.size
+        image._mode, image._size = chain.mode, chain.size
         image.info = info
         return image
 
@@ -191,7 +196,7 @@ class LazyImage(Image.Image):
         pixels = self.made_bytes()
         tell("Pillow's own code reads the pixels", False)
         self._become_plain()
-        self._im = Image.core.new("RGB", self._size)  # type: ignore[attr-defined]
+        self._im = Image.core.new(self._mode, self._size)  # type: ignore[attr-defined]
         self.frombytes(pixels)
         return self
 
@@ -208,14 +213,40 @@ class LazyImage(Image.Image):
     def made_planes(self, tables: torch.Tensor) -> torch.Tensor | None:
         """Return float32 [3, height, width] without keeping the pixels; None if they are needed."""
         width, height = self._size
-        if width == 1 or height == 1:  # torchvision's strides are others then
+        if self._mode != "RGB" or width == 1 or height == 1:  # torchvision's strides are others
             return None
         tell(f"makes float32 [3, {height}, {width}]: {self._chain}")
         return self._images.make_planes(self._data, self._number, self._chain, tables)
 
-    def _with(self, chain: Chain) -> LazyImage:
+    def _with(self, chain: Chain, info: dict[Any, Any] | None = None) -> LazyImage:
         tell("noted, for when the pixels are needed")
-        return LazyImage.of(self._images, self._data, self._number, chain, dict(self.info))
+        info = dict(self.info) if info is None else info
+        return LazyImage.of(self._images, self._data, self._number, chain, info)
+
+    def _noted(self, chain: Chain | None, info: dict[Any, Any] | None = None) -> LazyImage | None:
+        """Return the image of a chain; None if the kernels do not have Pillow's result for it."""
+        if chain is None or not chain.colour_steps <= self._images.colour_steps:
+            return None
+        return self._with(chain, info)
+
+    # For library_calls: the image after a step, with the `info` of Pillow's result; None if Pillow
+    # has to make it.
+    def _followed(self, name: str, value: Any) -> LazyImage | None:
+        return self._noted(self._chain.followed(name, value), {})
+
+    def _gray(self) -> LazyImage | None:
+        return self._noted(self._chain.converted("L").converted("RGB"), {})
+
+    def _padded(self, widths: tuple[int, ...], colour: tuple[int, ...]) -> LazyImage | None:
+        left, top, right, bottom = widths
+        red, green, blue = colour
+        chain = self._chain.padded(left, top, right, bottom, (red, green, blue))
+        return self._noted(chain, {})
+
+    def _blended(self, base: LazyImage, factor: float) -> LazyImage | None:
+        if base._data is not self._data:
+            return None
+        return self._noted(self._chain.blended(base._chain, factor), dict(base.info))
 
     def copy(self) -> Any:
         return self._with(self._chain)
@@ -223,14 +254,30 @@ class LazyImage(Image.Image):
     __copy__ = copy
 
     def convert(self, mode: Any = None, *arguments: Any, **named: Any) -> Any:
-        if mode == "RGB" and not arguments and not named:
-            return self.copy()
-        return super().convert(mode, *arguments, **named)
+        noted = None
+        if mode in ("RGB", "L") and not arguments and not named:
+            noted = self._noted(self._chain.converted(mode))
+        return super().convert(mode, *arguments, **named) if noted is None else noted
 
     def crop(self, box: Any = None) -> Any:
         corners = None if box is None else _whole_numbers(box, 4)
-        chain = None if corners is None else self._chain.cropped(*corners)
-        return super().crop(box) if chain is None else self._with(chain)
+        noted = None if corners is None else self._noted(self._chain.cropped(*corners))
+        return super().crop(box) if noted is None else noted
+
+    def point(self, lut: Any, mode: Any = None) -> Any:
+        bands = len(self._mode)
+        if callable(lut) and not isinstance(lut, Image.ImagePointHandler):
+            lut = [lut(value) for value in range(256)] * bands
+        noted = None
+        if mode is None and isinstance(lut, (list, tuple)) and len(lut) == 256 * bands:
+            try:
+                table = bytes(lut)
+            except (TypeError, ValueError):  # other numbers than bytes
+                pass
+            else:
+                table *= 3 // bands
+                noted = self._noted(self._chain.followed("table", table))
+        return super().point(lut, mode) if noted is None else noted
 
     def resize(
         self, size: Any, resample: Any = None, box: Any = None, reducing_gap: Any = None
@@ -241,9 +288,9 @@ class LazyImage(Image.Image):
             if wanted is not None and wanted == self._size:
                 return self.copy()
             if wanted is not None:
-                chain = self._chain.resized(wanted[0], wanted[1], int(resample))
-                if chain is not None:
-                    return self._with(chain)
+                noted = self._noted(self._chain.resized(wanted[0], wanted[1], int(resample)))
+                if noted is not None:
+                    return noted
         return super().resize(size, resample, box, reducing_gap)
 
     def transpose(self, method: Any) -> Any:

@@ -17,7 +17,7 @@ import torch
 
 from penstock import _C
 from penstock.images import VARIABLE
-from penstock.images.chains import Chain
+from penstock.images.chains import COLOUR_STEPS, Chain
 from penstock.program_line import warn
 
 COMPARED_FIRST = 8  # images of a process whose results are compared
@@ -45,7 +45,8 @@ def tell(what: str, is_native: bool = True) -> None:
 class Comparisons:
     """Which of a process's native results are compared with Pillow's. Thread-safe.
 
-    More of them if Pillow's version starts with none of the tested ones.
+    The first ones are, also the first ones with each colour step; more of them if Pillow's version
+    starts with none of the tested ones.
 
     Attributes:
         made (int): Native results.
@@ -55,23 +56,36 @@ class Comparisons:
     def __init__(self, version: str, tested: tuple[str, ...]) -> None:
         self.made = self.compared = 0
         self._is_tested = version.startswith(tested)
+        self._compares_first = True
+        self._compared_of_step = dict.fromkeys(COLOUR_STEPS, 0)
         self._lock = threading.Lock()
 
-    def is_next_due(self) -> bool:
-        """Return whether the next result is to be compared."""
-        return self._is_due(self.made + 1)
+    def skip_first(self) -> None:
+        """Compare no first results."""
+        self._compares_first = False
 
-    def count(self) -> bool:
+    def is_next_due(self, chain: Chain) -> bool:
+        """Return whether the next result is to be compared if it is of this chain."""
+        return self._is_due(self.made + 1, chain)
+
+    def count(self, chain: Chain) -> bool:
         """Count a result; return whether it is to be compared."""
         with self._lock:
             self.made += 1
-            is_due = self._is_due(self.made)
+            is_due = self._is_due(self.made, chain)
             self.compared += is_due
+            for step in chain.colour_steps if is_due else ():
+                self._compared_of_step[step] += 1
             return is_due
 
-    def _is_due(self, number: int) -> bool:
+    def _is_due(self, number: int, chain: Chain) -> bool:
+        if number % COMPARED_EVERY == 0:
+            return True
         first = COMPARED_FIRST if self._is_tested else COMPARED_FIRST_OF_OTHERS
-        return number <= first or number % COMPARED_EVERY == 0
+        if not self._compares_first:
+            return False
+        compared = [self._compared_of_step[step] for step in chain.colour_steps]
+        return number <= first or min(compared, default=first) < first
 
 
 class NativeImages:
@@ -80,6 +94,7 @@ class NativeImages:
     Attributes:
         comparisons (Comparisons): Images that were made natively.
         left (int): Images that Pillow had to make, because their files are damaged or unusual.
+        colour_steps (frozenset[str]): Steps of chains that have Pillow's results.
         refusal (str): Why the kernels are no longer used; empty while they are.
     """
 
@@ -91,6 +106,7 @@ class NativeImages:
 
         self.comparisons = Comparisons(PIL.__version__, TESTED_PILLOW)
         self.left = 0
+        self.colour_steps: frozenset[str] = frozenset()
         self.refusal = ""
         self._library = library
         self._open_image = open_image
@@ -109,6 +125,11 @@ class NativeImages:
         for is_by_shrinkage in (True, False):
             images = NativeImages(library, open_image, is_by_shrinkage)
             if all(images._is_equal(data, chain) for chain in _TEST_CHAINS):
+                images.colour_steps = frozenset(
+                    name
+                    for name, values in _TEST_STEPS.items()
+                    if all(images._is_equal(data, _test_chain(name, value)) for value in values)
+                )
                 return images
         return "its results differ from the results of this version of Pillow"
 
@@ -133,7 +154,7 @@ class NativeImages:
         if pixels is None:
             self.left += 1
             return self._replayed(data, chain)
-        if self.comparisons.count():
+        if self.comparisons.count(chain):
             replayed = self._replayed(data, chain)
             if pixels != replayed:
                 self._refuse(chain)
@@ -147,11 +168,11 @@ class NativeImages:
 
         None if :meth:`make_bytes` has to be used.
         """
-        if self.refusal or self.comparisons.is_next_due():
+        if self.refusal or self.comparisons.is_next_due(chain):
             return None
         planes = self._library.make_planes(data, number, chain, self._is_by_shrinkage, tables)
         if planes is not None:
-            self.comparisons.count()
+            self.comparisons.count(chain)
         return planes
 
     def _native_bytes(self, data: bytes, number: int, chain: Chain) -> bytes | None:
@@ -182,6 +203,19 @@ _TEST_CHAINS = (
     *(Chain((1, 2, 55, 160), (50, 31, one), (4, 5, 40, 20), False, True) for one in FILTERS),
     *(Chain((0, 0, 61, 100), (97, 103, one), (0, 0, 97, 103)) for one in FILTERS),
 )
+_TEST_STEPS: dict[str, tuple[Any, ...]] = {
+    "brightness": (0.7, 1.6),
+    "contrast": (0.7, 1.6),
+    "saturation": (0.7, 1.6, -0.5),
+    "gray": (None,),
+    "hue": (25, 240),
+    "table": (bytes(range(255, -1, -1)) * 3,),
+    "pad": ((1, 2, 3, 4, 50, 60, 70),),
+}
+
+
+def _test_chain(name: str, value: Any) -> Chain:
+    return Chain.of_image(_WIDTH, _HEIGHT).followed(name, value)
 
 
 def _test_file() -> bytes:

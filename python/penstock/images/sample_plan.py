@@ -33,6 +33,14 @@ _CONTAINERS = frozenset("Compose RandomApply RandomChoice RandomOrder Sequential
 _IMAGE_MODULES = ("PIL.", "torchvision.io")
 _WRAPPERS_MAX = 8  # datasets around one another, such as Subset
 _LAZY = "penstock.images.lazy_images"
+# The functions of library_calls that are steps, and the modules whose functions they replace.
+_CALLS = "penstock.images.library_calls"
+_CALL_NAMES = {
+    "enhance": "ImageEnhance.enhance",
+    "expand": "ImageOps.expand",
+    "adjust_hue": "functional.adjust_hue",
+    "to_grayscale": "functional.to_grayscale",
+}
 _TIMED = 5  # samples, of which the median is shown
 _STEPS_MAX = 100  # of one sample
 _SHORT_S = 20e-6  # calls without an image that take less are no steps
@@ -209,16 +217,16 @@ class _native_images:  # noqa: N801
             return f"{VARIABLE}=0 is set"
         if "PIL.Image" not in sys.modules:
             return "the program has not imported Pillow"
-        from penstock.images import lazy_images
+        from penstock.images import lazy_images, library_calls
 
         self._uninstall = lazy_images.uninstall
         started = lazy_images.install() or lazy_images.start()
         if isinstance(started, str):
             return started
         # So that no image of the explanation is made twice.
-        made = started.comparisons.made
-        started.comparisons.made = max(made, native_images.COMPARED_FIRST_OF_OTHERS)
+        started.comparisons.skip_first()
         lazy_images.install_to_tensor()
+        library_calls.install()
         native_images.set_note(self._note)
         return ""
 
@@ -308,6 +316,8 @@ def _name_of(frame: FrameType) -> str:
             return "functional.to_tensor"
         is_step = getattr(type(owner), "is_lazy_image", False) and not function.startswith("_")
         return f"{type(owner).__name__}.{function}" if is_step else ""
+    if module == _CALLS:
+        return _CALL_NAMES.get(function, "")
     if module.partition(".")[0] not in _LIBRARIES or module.startswith(_DATASETS):
         return ""
     if function.startswith(("<", "__")) and function != "__call__":
@@ -325,7 +335,7 @@ def _line_of(frame: FrameType | None) -> str:
     while frame is not None:
         module = frame.f_globals.get("__name__") or ""
         root = module.partition(".")[0]
-        if root == "penstock" and module != _LAZY:
+        if root == "penstock" and module not in (_LAZY, _CALLS):
             return ""
         if root not in _LIBRARIES and root not in ("torch", "penstock"):
             return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

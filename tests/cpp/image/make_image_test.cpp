@@ -104,7 +104,8 @@ class MakeImage : public testing::Test {
   Bytes made(const Bytes& file, const ImageSpec& spec) {
     const auto result = maker->make(bytes_of(file), 0, spec);
     if (!result) return {};
-    Bytes pixels(static_cast<size_t>(spec.crop.width) * static_cast<size_t>(spec.crop.height) * 3);
+    const auto [width, height] = maker->size();
+    Bytes pixels(static_cast<size_t>(width) * static_cast<size_t>(height) * static_cast<size_t>(spec.channels()));
     maker->write_bytes(pixels.data());
     return pixels;
   }
@@ -166,6 +167,51 @@ TEST_F(MakeImage, FlipsReverseRowsAndColumns) {
   for (size_t pixel = whole.size() / 3; pixel > 0; --pixel)
     reversed.insert(reversed.end(), &whole[(pixel - 1) * 3], &whole[(pixel - 1) * 3] + 3);
   EXPECT_EQ(made(file, spec), reversed);
+}
+
+TEST_F(MakeImage, StepsAreAppliedInTheirOrder) {
+  const Bytes file = encode(19, 11, 3);
+  const Bytes whole = decode_whole(file);
+  ImageSpec spec = spec_of({.width = 19, .height = 11});
+  spec.steps = {Padding{.left = 2, .top = 3, .right = 4, .bottom = 5, .colour = {1, 2, 3}},
+                Window{.left = 1, .top = 1, .width = 22, .height = 17}, Flip{.columns = true, .rows = false},
+                Flip{.columns = false, .rows = true}};
+  Bytes expected;
+  for (int y = 17; y >= 1; --y) {
+    for (int x = 22; x >= 1; --x) {
+      const bool is_inside = x >= 2 && x < 21 && y >= 3 && y < 14;
+      const uint8_t* const pixel = &whole[static_cast<size_t>(is_inside ? (y - 3) * 19 + x - 2 : 0) * 3];
+      const Bytes border = {1, 2, 3};
+      expected.insert(expected.end(), is_inside ? pixel : border.data(), (is_inside ? pixel : border.data()) + 3);
+    }
+  }
+  EXPECT_EQ(made(file, spec), expected);
+}
+
+TEST_F(MakeImage, ResizeAmongTheStepsIsThatOfTheStart) {
+  const Bytes file = encode(50, 41, 3);
+  const Resize resize{.width = 23, .height = 60, .filter = Filter::kBicubic};
+  ImageSpec first = spec_of({.width = 50, .height = 41});
+  ImageSpec later = first;
+  first.resize = resize;
+  first.crop = {.width = 23, .height = 60};
+  later.steps = {Flip{.columns = true, .rows = true}, Flip{.columns = true, .rows = true}, resize};
+  EXPECT_EQ(made(file, later), made(file, first));
+  const Resize back{.width = 50, .height = 41, .filter = Filter::kBox};
+  later.steps.emplace_back(back);
+  first.steps = {back};
+  EXPECT_EQ(made(file, later), made(file, first));
+}
+
+TEST_F(MakeImage, GrayImageHasOneChannel) {
+  const Bytes file = encode(9, 7, 3);
+  ImageSpec spec = spec_of({.width = 9, .height = 7});
+  spec.steps = {Gray{}};
+  const Bytes colours = made(file, spec);
+  spec.is_gray = true;
+  const Bytes gray = made(file, spec);
+  ASSERT_EQ(gray.size() * 3, colours.size());
+  for (size_t i = 0; i < colours.size(); ++i) ASSERT_EQ(colours[i], gray[i / 3]);
 }
 
 TEST_F(MakeImage, PlanesHaveTheTablesValues) {

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions of Pillow and torchvision that make one image from another by several calls.
+
+For a lazy image, the functions that are installed here note the result as one step. For all other
+images, and for arguments that they do not know, they call the original functions, which also raise
+the exceptions.
+"""
+
+from __future__ import annotations
+
+import functools
+import numbers
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from penstock.images.lazy_images import LazyImage
+
+_replaced: list[tuple[Any, str, Any]] = []  # owner, name and original
+_registries: list[dict[Any, Any]] = []  # of kernels of torchvision, with one for lazy images
+
+
+def install() -> None:
+    """Install all functions of modules that the program has imported. Idempotent."""
+    for name, install_one in INSTALLERS.items():
+        if name in sys.modules:
+            install_one()
+
+
+def uninstall() -> None:
+    """Undo all installations."""
+    while _replaced:
+        owner, name, original = _replaced.pop()
+        setattr(owner, name, original)
+    while _registries:
+        _registries.pop().pop(LazyImage, None)
+
+
+def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    """Replace a function by ``make(function)``, once."""
+    original = getattr(owner, name, None)
+    if original is None or any(one is owner and old == name for one, old, _ in _replaced):
+        return
+    setattr(owner, name, functools.wraps(original)(make(original)))
+    _replaced.append((owner, name, original))
+
+
+def install_enhance() -> str:
+    """Have ``ImageEnhance`` note its results for lazy images.
+
+    The methods of its classes are replaced rather than ``Image.blend``, so that it does not matter
+    how a program imported the classes.
+    """
+    from PIL import ImageEnhance
+
+    def initialiser_of(step: str) -> Callable[[Any], Any]:
+        def make(original: Any) -> Any:
+            def initialise(self: Any, image: Any) -> None:
+                base = image._followed(step, 0.0) if type(image) is LazyImage else None
+                if base is None:
+                    original(self, image)
+                else:
+                    self.image, self.degenerate = image, base
+
+            return initialise
+
+        return make
+
+    def make_enhance(original: Any) -> Any:
+        def enhance(self: Any, factor: Any) -> Any:
+            image, base = self.image, self.degenerate
+            noted = None
+            are_lazy = type(image) is LazyImage and type(base) is LazyImage
+            if are_lazy and isinstance(factor, numbers.Real):
+                noted = image._blended(base, factor)
+            return original(self, factor) if noted is None else noted
+
+        return enhance
+
+    _replace(ImageEnhance.Brightness, "__init__", initialiser_of("brightness"))
+    _replace(ImageEnhance.Contrast, "__init__", initialiser_of("contrast"))
+    _replace(ImageEnhance._Enhance, "enhance", make_enhance)
+    return ""
+
+
+def install_expand() -> str:
+    """Have ``ImageOps.expand`` note the borders of lazy images, as for torchvision's ``Pad``."""
+    from PIL import Image, ImageOps
+
+    def make_expand(original: Any) -> Any:
+        def expand(image: Any, border: Any = 0, fill: Any = 0) -> Any:
+            noted = None
+            widths = _border_of(border) if type(image) is LazyImage else None
+            if widths is not None:
+                # The original function knows the colour.
+                sample = original(Image.new(image.mode, (1, 1)), 1, fill).getpixel((0, 0))
+                colour = sample if isinstance(sample, tuple) else (sample,) * 3
+                noted = image._padded(widths, colour)
+            return original(image, border, fill) if noted is None else noted
+
+        return expand
+
+    _replace(ImageOps, "expand", make_expand)
+    return ""
+
+
+def _border_of(border: Any) -> tuple[int, int, int, int] | None:
+    """Return the widths of a border on the left, top, right and bottom; None if it is unusual."""
+    widths = border if isinstance(border, tuple) else (border, border)
+    if len(widths) not in (2, 4):
+        return None
+    if not all(type(width) is int and width >= 0 for width in widths):
+        return None
+    left, top, right, bottom = widths * (4 // len(widths))
+    return left, top, right, bottom
+
+
+def install_functional() -> str:
+    """Have torchvision's functions of Pillow's images note changed hues and gray images."""
+    functional = sys.modules["torchvision.transforms._functional_pil"]
+
+    def make_to_grayscale(original: Any) -> Any:
+        def to_grayscale(img: Any, num_output_channels: Any) -> Any:
+            noted = None
+            if type(img) is LazyImage and num_output_channels == 3:
+                noted = img._gray()
+            return original(img, num_output_channels) if noted is None else noted
+
+        return to_grayscale
+
+    _replace(functional, "adjust_hue", make_adjust_hue)
+    _replace(functional, "to_grayscale", make_to_grayscale)
+    return ""
+
+
+def make_adjust_hue(original: Any) -> Any:
+    """Return torchvision's ``adjust_hue`` for lazy and other images."""
+
+    def adjust_hue(img: Any, hue_factor: Any) -> Any:
+        noted = None
+        if type(img) is LazyImage and img.mode == "RGB" and "hue" in img._images.colour_steps:
+            # The original function knows which number it adds, in each of its versions.
+            shift = _shifts().get(original(_hue_sample(), hue_factor).tobytes())
+            noted = None if shift is None else img._followed("hue", shift)
+        return original(img, hue_factor) if noted is None else noted
+
+    return adjust_hue
+
+
+@functools.cache
+def _hue_sample() -> Any:
+    """Return an image of two hues, since one hue does not show each shift."""
+    from PIL import Image
+
+    return Image.frombytes("RGB", (2, 1), bytes((255, 0, 0, 10, 200, 90)))
+
+
+@functools.cache
+def _shifts() -> dict[bytes, int]:
+    """Return the numbers that may be added to hues, by their results for `_hue_sample`."""
+    from PIL import Image
+
+    pixels = np.asarray(_hue_sample().convert("HSV"))
+    shifted = np.repeat(pixels, 256, 0)
+    shifted[..., 0] += np.arange(256, dtype=np.uint8)[:, np.newaxis]
+    size = (shifted.shape[1], shifted.shape[0])
+    colours = Image.frombytes("HSV", size, shifted.tobytes()).convert("RGB").tobytes()
+    row = len(colours) // 256
+    return {colours[row * shift : row * (shift + 1)]: shift for shift in range(256)}
+
+
+def install_v2() -> str:
+    """Register ``adjust_hue`` of lazy images with torchvision's second version of transforms.
+
+    It keeps the function that it found at its import, unlike those of the other changes.
+    """
+    from PIL import Image
+
+    functional = sys.modules["torchvision.transforms.v2.functional"]
+    utils = sys.modules.get("torchvision.transforms.v2.functional._utils")
+    registry = getattr(utils, "_KERNEL_REGISTRY", {}).get(getattr(functional, "adjust_hue", None))
+    if not isinstance(registry, dict) or Image.Image not in registry:
+        return "its functions of Pillow's images are in an unknown place"
+    original = registry[Image.Image]
+    if LazyImage not in registry:
+        registry[LazyImage] = functools.wraps(original)(make_adjust_hue(original))
+        _registries.append(registry)
+    return ""
+
+
+INSTALLERS: dict[str, Callable[[], str]] = {
+    "PIL.ImageEnhance": install_enhance,
+    "PIL.ImageOps": install_expand,
+    "torchvision.transforms._functional_pil": install_functional,
+    "torchvision.transforms.v2.functional": install_v2,
+}
