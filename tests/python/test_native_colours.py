@@ -103,7 +103,7 @@ def test_all_hues_have_pillows_bytes(has_avx2: bool) -> None:
     data = jpeg_of(Image.fromarray(pixels), quality=100, subsampling=0)
     _C.set_avx2_for_test(has_avx2)
     try:
-        for factor in (0, 0.001, 0.5, -0.5, 0.1, -0.1, 0.2501, -0.37):
+        for factor in (0, 0.0, 0.001, 0.5, -0.5, 0.1, -0.1, 0.2501, -0.37):
             ours, theirs = both(lambda one, factor=factor: functional.adjust_hue(one, factor), data)
             assert ours == theirs, factor
     finally:
@@ -116,6 +116,20 @@ def test_hues_out_of_range_raise_torchvisions_exception() -> None:
         for factor in (0.6, -0.51):
             ours, theirs = both(lambda one, a=adjust_hue, f=factor: a(one, f), data)
             assert ours == theirs and ours[0] is ValueError
+
+
+def test_function_that_shifts_hues_otherwise_is_left_alone() -> None:
+    """Older versions of torchvision may convert the factor in another way."""
+
+    def otherwise(img: Any, hue_factor: float) -> Any:
+        return functional.adjust_hue(img, -hue_factor)
+
+    data = sample((20, 12))
+    image = opened(data).convert("RGB")
+    assert type(library_calls.make_adjust_hue(functional.adjust_hue)(image, 0.2)) is LazyImage
+    made = library_calls.make_adjust_hue(otherwise)(image, 0.2)
+    expected = functional.adjust_hue(by_pillow(data).convert("RGB"), -0.2)
+    assert made.tobytes() == expected.tobytes()
 
 
 def random_step(draw: random.Random, image: Any) -> tuple[str, Callable[[Any], Any]]:

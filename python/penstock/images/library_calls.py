@@ -9,6 +9,7 @@ the exceptions.
 from __future__ import annotations
 
 import functools
+import logging
 import numbers
 import sys
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import numpy as np
 
 from penstock.images.lazy_images import LazyImage
 
+logger = logging.getLogger(__name__)
 _replaced: list[tuple[Any, str, Any]] = []  # owner, name and original
 _registries: list[dict[Any, Any]] = []  # of kernels of torchvision, with one for lazy images
 
@@ -138,37 +140,44 @@ def install_functional() -> str:
 def make_adjust_hue(original: Any) -> Any:
     """Return torchvision's ``adjust_hue`` for lazy and other images."""
 
+    @functools.cache
+    def is_known() -> bool:
+        try:
+            return _adds_shifts(original)
+        except Exception as error:  # no error may reach the program
+            logger.debug("adjust_hue is left as it is: %s: %s", type(error).__name__, error)
+            return False
+
     def adjust_hue(img: Any, hue_factor: Any) -> Any:
         noted = None
-        if type(img) is LazyImage and img.mode == "RGB" and "hue" in img._images.colour_steps:
-            # The original function knows which number it adds, in each of its versions.
-            shift = _shifts().get(original(_hue_sample(), hue_factor).tobytes())
-            noted = None if shift is None else img._followed("hue", shift)
+        is_rgb = type(img) is LazyImage and img.mode == "RGB"
+        if is_rgb and type(hue_factor) is float and -0.5 <= hue_factor <= 0.5 and is_known():
+            noted = img._followed("hue", _shift_of(hue_factor))
         return original(img, hue_factor) if noted is None else noted
 
     return adjust_hue
 
 
-@functools.cache
-def _hue_sample() -> Any:
-    """Return an image of two hues, since one hue does not show each shift."""
+def _shift_of(hue_factor: float) -> int:
+    """Return the number that torchvision adds to the bytes of hues."""
+    return int(hue_factor * 255) % 256
+
+
+def _adds_shifts(adjust_hue: Callable[[Any, float], Any]) -> bool:
+    """Return whether a function adds :func:`_shift_of`, for several factors and all hues."""
     from PIL import Image
 
-    return Image.frombytes("RGB", (2, 1), bytes((255, 0, 0, 10, 200, 90)))
-
-
-@functools.cache
-def _shifts() -> dict[bytes, int]:
-    """Return the numbers that may be added to hues, by their results for `_hue_sample`."""
-    from PIL import Image
-
-    pixels = np.asarray(_hue_sample().convert("HSV"))
-    shifted = np.repeat(pixels, 256, 0)
-    shifted[..., 0] += np.arange(256, dtype=np.uint8)[:, np.newaxis]
-    size = (shifted.shape[1], shifted.shape[0])
-    colours = Image.frombytes("HSV", size, shifted.tobytes()).convert("RGB").tobytes()
-    row = len(colours) // 256
-    return {colours[row * shift : row * (shift + 1)]: shift for shift in range(256)}
+    hues = np.full((1, 256, 3), 255, np.uint8)
+    hues[..., 0] = np.arange(256)
+    sample = Image.frombytes("HSV", (256, 1), hues.tobytes()).convert("RGB")
+    before = np.asarray(sample.convert("HSV"))
+    for number in range(-10, 11):
+        shifted = before.copy()
+        shifted[..., 0] += np.uint8(_shift_of(number / 20))
+        expected = Image.frombytes("HSV", (256, 1), shifted.tobytes()).convert("RGB")
+        if adjust_hue(sample, number / 20).tobytes() != expected.tobytes():
+            return False
+    return True
 
 
 def install_v2() -> str:
