@@ -129,10 +129,10 @@ OPTIONAL_PACKAGES: dict[str, str | tuple[str, ...]] = {
 }
 # What the package penstock_simulator may import, as well as the standard library.
 SIMULATOR_MODULES = {"penstock.cli.command_parser", "penstock_simulator"}
-# Packages that one module imports at its top. Other modules import that module inside functions.
-OPTIONAL_MODULES = {
-    "rich": "python/penstock/live/top_screen.py",
-    "PIL": "python/penstock/images/lazy_images.py",
+# Packages that some modules import at their top. Other modules import these inside functions.
+OPTIONAL_MODULES: dict[str, tuple[str, ...]] = {
+    "rich": ("python/penstock/live/top_screen.py",),
+    "PIL": ("python/penstock/images/lazy_images.py", "python/penstock/images/library_calls.py"),
 }
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+(?:<([^>]+)>|"([^"]+)")', re.MULTILINE)
@@ -206,7 +206,7 @@ def import_faults(root: Path) -> Iterator[str]:
         lazy = {id(node) for function in functions(tree) for node in ast.walk(function)}
         for_types = {id(node) for block in type_checking(tree) for node in ast.walk(block)}
         own = {package for package, home in OPTIONAL_PACKAGES.items() if name.startswith(home)}
-        always = {package for package, home in OPTIONAL_MODULES.items() if home == name}
+        always = {package for package, homes in OPTIONAL_MODULES.items() if name in homes}
         for node in ast.walk(tree):
             is_lazy = id(node) in lazy or id(node) in for_types
             for fault in module_faults(node, is_engine, is_lazy, own, always):
@@ -231,7 +231,8 @@ def module_faults(
         return
     for module in [*modules, *(f"{modules[0]}.{alias.name}" for alias in node.names)]:
         home = f"python/{module.replace('.', '/')}.py"
-        if home in OPTIONAL_MODULES.values() and not is_lazy:
+        packages = {package for package, homes in OPTIONAL_MODULES.items() if home in homes}
+        if packages - always and not is_lazy:
             yield f"imports {module} lazily, inside a function, as its package is optional"
     for top in [module.partition(".")[0] for module in modules]:
         if top in sys.stdlib_module_names or top == "penstock" or top in always:

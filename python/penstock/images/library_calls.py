@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from penstock.images.lazy_images import LazyImage
 
@@ -89,7 +90,7 @@ def install_enhance() -> str:
 
 def install_expand() -> str:
     """Have ``ImageOps.expand`` note the borders of lazy images, as for torchvision's ``Pad``."""
-    from PIL import Image, ImageOps
+    from PIL import ImageOps
 
     def make_expand(original: Any) -> Any:
         def expand(image: Any, border: Any = 0, fill: Any = 0) -> Any:
@@ -165,8 +166,6 @@ def _shift_of(hue_factor: float) -> int:
 
 def _adds_shifts(adjust_hue: Callable[[Any, float], Any]) -> bool:
     """Return whether a function adds :func:`_shift_of`, for several factors and all hues."""
-    from PIL import Image
-
     hues = np.full((1, 256, 3), 255, np.uint8)
     hues[..., 0] = np.arange(256)
     sample = Image.frombytes("HSV", (256, 1), hues.tobytes()).convert("RGB")
@@ -185,8 +184,6 @@ def install_v2() -> str:
 
     It keeps the function that it found at its import, unlike those of the other changes.
     """
-    from PIL import Image
-
     functional = sys.modules["torchvision.transforms.v2.functional"]
     utils = sys.modules.get("torchvision.transforms.v2.functional._utils")
     registry = getattr(utils, "_KERNEL_REGISTRY", {}).get(getattr(functional, "adjust_hue", None))
