@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Photographs by torch's loader, by penstock with Pillow's pixels made by Pillow, and by penstock
-with the same pixels made natively: images per second, CPU and memory of each. Peers of
-bench/images_peers.py can be measured in the same rounds.
+with the same pixels made natively, with and without the changes of colours: images per second, CPU
+and memory of each. Peers of bench/images_peers.py can be measured in the same rounds.
 
 Each measurement has a fresh process, and the kinds take turns; ratios are taken within a round. All
 kinds have two workers, the same dataset and an empty loop. Before a case is timed, one epoch of
@@ -42,7 +42,7 @@ from workloads import load
 HERE = Path(__file__).resolve().parent
 WORKER_COUNT = 2
 VARIABLE = "PENSTOCK_NATIVE_IMAGES"
-OURS = ("torch", "penstock, by Pillow", "penstock")
+OURS = ("torch", "penstock, by Pillow", "penstock, colours by Pillow", "penstock")
 KINDS = (*OURS, *PEERS)
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SECONDS_MAX = 300.0  # of one measurement
@@ -59,7 +59,7 @@ class Case(NamedTuple):
         return f"{self.style}/{self.size}/{self.batch_size}"
 
 
-STYLES = ("v1", "v2", "evaluation", "by hand")
+STYLES = ("v1", "v2", "SimCLR", "evaluation", "by hand")
 CASES = {
     str(case): case
     for case in (
@@ -107,6 +107,16 @@ def dataset_of(case: Case, folder: Path) -> Any:
                 transforms.Normalize(MEAN, STD),
             ]
             dataset = datasets.ImageFolder(str(folder), transforms.Compose(chosen))
+        case "SimCLR":
+            chosen = [
+                transforms.RandomResizedCrop(case.size),
+                transforms.RandomHorizontalFlip(),
+                transforms.ColorJitter(0.4, 0.4, 0.4, 0.1),
+                transforms.RandomGrayscale(0.2),
+                transforms.ToTensor(),
+                transforms.Normalize(MEAN, STD),
+            ]
+            dataset = datasets.ImageFolder(str(folder), transforms.Compose(chosen))
         case "evaluation":
             chosen = [
                 transforms.Resize(case.size * 8 // 7),
@@ -144,7 +154,20 @@ def make_loader(kind: str, case: Case, folder: Path) -> Any:
     os.environ[VARIABLE] = "0" if kind == "penstock, by Pillow" else "1"
     from penstock import DataLoader
 
+    if kind == "penstock, colours by Pillow":
+        arguments["worker_init_fn"] = leave_colours_to_pillow
     return DataLoader(**arguments)
+
+
+def leave_colours_to_pillow(_: int) -> None:
+    """Make crops, resizes and flips natively in this worker, and no changes of colours."""
+    from penstock.images import lazy_images
+    from penstock.images.native_images import NativeImages
+
+    started = lazy_images.start()
+    if not isinstance(started, NativeImages):
+        raise RuntimeError(f"this process must have native images, got: {started}")
+    started.colour_steps = frozenset()
 
 
 def digest(kind: str, case: Case, folder: Path) -> dict[str, str]:
