@@ -167,7 +167,7 @@ def leave_colours_to_pillow(_: int) -> None:
     started = lazy_images.start()
     if not isinstance(started, NativeImages):
         raise RuntimeError(f"this process must have native images, got: {started}")
-    started.colour_steps = frozenset()
+    started.tested_steps = frozenset()
 
 
 def digest(kind: str, case: Case, folder: Path) -> dict[str, str]:

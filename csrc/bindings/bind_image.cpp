@@ -30,19 +30,29 @@ using Box = std::array<int, 4>;  // left, top, width, height
 // the window of the result; whether its columns and its rows are reversed at the end; its further steps, each a name
 // and arguments; and its mode, "RGB" or "L".
 using Steps = std::vector<std::tuple<std::string, py::object>>;
-using Chain = std::tuple<Box, std::optional<std::array<int, 3>>, Box, bool, bool, Steps, std::string>;
+using Chain = std::tuple<Box, std::optional<std::vector<double>>, Box, bool, bool, Steps, std::string>;
 
 image::Window window_of(const Box& box) { return {.left = box[0], .top = box[1], .width = box[2], .height = box[3]}; }
 
-image::Resize resize_of(const std::array<int, 3>& resize, bool is_by_shrinkage) {
-  const auto [width, height, filter] = resize;
+// Width, height and filter, and the left, top, right and bottom of a part unless it is the whole image.
+image::Resize resize_of(const std::vector<double>& resize, bool is_by_shrinkage) {
+  if (resize.size() != 3 && resize.size() != 7) throw py::value_error("resize must be 3 or 7 numbers");
+  const int width = static_cast<int>(resize[0]);
+  const int height = static_cast<int>(resize[1]);
+  const int filter = static_cast<int>(resize[2]);
   if (width < 1 || height < 1 || filter < static_cast<int>(image::Filter::kLanczos) ||
       filter > static_cast<int>(image::Filter::kHamming))
     throw py::value_error("resize must be a size of 1 or more and a filter from 1 to 5");
-  return {.width = width,
-          .height = height,
-          .filter = static_cast<image::Filter>(filter),
-          .order = is_by_shrinkage ? image::PassOrder::kByShrinkage : image::PassOrder::kColumnsFirst};
+  image::Resize made{.width = width,
+                     .height = height,
+                     .filter = static_cast<image::Filter>(filter),
+                     .order = is_by_shrinkage ? image::PassOrder::kByShrinkage : image::PassOrder::kColumnsFirst};
+  if (resize.size() == 7) {
+    made.box.emplace();
+    std::transform(resize.begin() + 3, resize.end(), made.box->begin(),
+                   [](double one) { return static_cast<float>(one); });
+  }
+  return made;
 }
 
 image::Blend blend_of(image::BlendBase base, const py::object& factor) {
@@ -78,7 +88,7 @@ image::Step step_of(const std::string& name, const py::object& argument, bool is
   if (name == "table") return table_of(argument.cast<py::bytes>());
   if (name == "crop") return window_of(argument.cast<Box>());
   if (name == "pad") return padding_of(argument.cast<std::array<int, 7>>());
-  if (name == "resize") return resize_of(argument.cast<std::array<int, 3>>(), is_by_shrinkage);
+  if (name == "resize") return resize_of(argument.cast<std::vector<double>>(), is_by_shrinkage);
   if (name == "flip") {
     const auto [columns, rows] = argument.cast<std::array<bool, 2>>();
     return image::Flip{.columns = columns, .rows = rows};

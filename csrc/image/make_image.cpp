@@ -86,6 +86,15 @@ void write_row_avx2(const uint8_t* pixels, int width, bool flips, const float* t
 
 }  // namespace
 
+Side Resize::columns(int image_width) const {
+  return {.size = image_width, .begin = box ? (*box)[0] : 0, .end = box ? (*box)[2] : static_cast<float>(image_width)};
+}
+
+Side Resize::rows(int image_height) const {
+  return {
+      .size = image_height, .begin = box ? (*box)[1] : 0, .end = box ? (*box)[3] : static_cast<float>(image_height)};
+}
+
 Result<ImageMaker::Opened> ImageMaker::open(std::span<const std::byte> file) {
   opened_.number = 0;
   const auto header = decoder_->open(file);
@@ -107,16 +116,37 @@ Result<void> ImageMaker::make(std::span<const std::byte> file, int64_t number, c
   const auto size = reopen(file, number);
   if (!size) return size.error();
   if (!is_within(spec.decoded, size.value().width, size.value().height)) return changed();
-  auto decoded = decoder_->decode(spec.decoded);
+  Window window = spec.decoded;
+  Side columns;
+  Side rows;
+  if (spec.resize) {
+    columns = spec.resize->columns(window.width);
+    rows = spec.resize->rows(window.height);
+    const Reach of_columns = reach_of(columns, spec.resize->width, spec.resize->filter);
+    const Reach of_rows = reach_of(rows, spec.resize->height, spec.resize->filter);
+    columns.offset = of_columns.begin;
+    rows.offset = of_rows.begin;
+    window = {.left = window.left + of_columns.begin,
+              .top = window.top + of_rows.begin,
+              .width = of_columns.end - of_columns.begin,
+              .height = of_rows.end - of_rows.begin};
+  }
+  auto decoded = decoder_->decode(window);
   if (!decoded) return decoded.error();
   made_ = decoded.value();
-  if (spec.resize) apply(*spec.resize);
+  if (spec.resize) resize(*spec.resize, columns, rows);
   apply(spec.crop);
   for (const Step& step : spec.steps) apply(step);
   flips_columns_ = spec.flips_columns;
   flips_rows_ = spec.flips_rows;
   is_gray_ = spec.is_gray;
   return {};
+}
+
+void ImageMaker::resize(const Resize& resize, const Side& columns, const Side& rows) {
+  const Pixels resized = make_room(resize.width, resize.height);
+  resizer_.resize(made_, columns, rows, resize.filter, resize.order, resized);
+  made_ = resized;
 }
 
 Pixels ImageMaker::make_room(int width, int height) {
@@ -143,11 +173,7 @@ void ImageMaker::apply(const Step& step) {
                    pad(made_, one, padded);
                    made_ = padded;
                  },
-                 [&](const Resize& one) {
-                   const Pixels resized = make_room(one.width, one.height);
-                   resizer_.resize(made_, one.filter, one.order, resized);
-                   made_ = resized;
-                 },
+                 [&](const Resize& one) { resize(one, one.columns(made_.width), one.rows(made_.height)); },
                  [&](const Flip& one) { flip(made_, one); },
              },
              step);

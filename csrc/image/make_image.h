@@ -24,6 +24,10 @@ struct Resize {
   int height = 0;
   Filter filter = Filter::kBilinear;
   PassOrder order = PassOrder::kByShrinkage;
+  std::optional<std::array<float, 4>> box{};  // left, top, right and bottom of the part that is resized
+
+  Side columns(int image_width) const;
+  Side rows(int image_height) const;
 };
 
 struct Blend {
@@ -106,6 +110,7 @@ class ImageMaker {
   // Memory for an image of this size, apart from the memory of `made_`. Valid until the call after the next one.
   Pixels make_room(int width, int height);
   void apply(const Step& step);  // to `made_`
+  void resize(const Resize& resize, const Side& columns, const Side& rows);
 
   std::unique_ptr<JpegDecoder> decoder_;
   Opened opened_;  // number: 0 once its pixels are decoded

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <numbers>
 
+#include "base/result.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -220,13 +222,28 @@ void columns_avx2(const Pixels& input, const Weights& weights, const Pixels& out
 
 std::atomic<bool> is_avx2_used{has_avx2()};
 
+void check(const Side& side) {
+  PENSTOCK_ASSERT(0 <= side.begin && side.begin < side.end && side.end <= static_cast<float>(side.size),
+                  "the part is not within the image");
+}
+
 }  // namespace
 
 bool uses_avx2() { return is_avx2_used; }
 void set_avx2_for_test(bool is_used) { is_avx2_used = is_used && has_avx2(); }
 
-Weights make_weights(int input_size, int output_size, Filter filter) {
-  const double scale = static_cast<double>(input_size) / output_size;
+Reach reach_of(const Side& side, int output_size, Filter filter) {
+  check(side);
+  const double scale = static_cast<double>(side.end - side.begin) / output_size;
+  // Rounding may add one pixel.
+  const double support = support_of(filter) * std::max(scale, 1.0) + 1;
+  return {.begin = std::max(0, static_cast<int>(std::floor(side.begin - support))),
+          .end = std::min(side.size, static_cast<int>(std::ceil(side.end + support)))};
+}
+
+Weights make_weights(const Side& side, int output_size, Filter filter) {
+  check(side);
+  const double scale = static_cast<double>(side.end - side.begin) / output_size;
   const double stretch = std::max(scale, 1.0);
   const double support = support_of(filter) * stretch;
   Weights made;
@@ -236,9 +253,9 @@ Weights make_weights(int input_size, int output_size, Filter filter) {
   made.weights.assign(static_cast<size_t>(output_size) * static_cast<size_t>(made.taps), 0);
   std::vector<double> values(static_cast<size_t>(made.taps));
   for (int i = 0; i < output_size; ++i) {
-    const double center = (i + 0.5) * scale;
+    const double center = side.begin + (i + 0.5) * scale;
     const int first = std::max(0, static_cast<int>(center - support + 0.5));
-    const int count = std::min(input_size, static_cast<int>(center + support + 0.5)) - first;
+    const int count = std::min(side.size, static_cast<int>(center + support + 0.5)) - first;
     double sum = 0;
     for (int tap = 0; tap < count; ++tap) {
       values[static_cast<size_t>(tap)] = value_of(filter, (tap + first - center + 0.5) * (1.0 / stretch));
@@ -250,7 +267,7 @@ Weights make_weights(int input_size, int output_size, Filter filter) {
       const double scaled = value * (1 << kWeightBits);
       weights[tap] = static_cast<int32_t>(value < 0 ? scaled - 0.5 : scaled + 0.5);
     }
-    made.first[static_cast<size_t>(i)] = first;
+    made.first[static_cast<size_t>(i)] = first - side.offset;
     made.count[static_cast<size_t>(i)] = count;
   }
   return made;
@@ -258,27 +275,39 @@ Weights make_weights(int input_size, int output_size, Filter filter) {
 
 namespace {
 
-bool resizes_rows_first(const Pixels& input, const Pixels& output, PassOrder order) {
-  const int fewer_rows = input.height - output.height;
-  return order == PassOrder::kByShrinkage && fewer_rows > 0 && fewer_rows > 2 * (input.width - output.width);
+bool resizes_rows_first(const Side& columns, const Side& rows, const Pixels& output, PassOrder order) {
+  const int fewer_rows = rows.size - output.height;
+  return order == PassOrder::kByShrinkage && fewer_rows > 0 && fewer_rows > 2 * (columns.size - output.width);
 }
+
+bool is_changed(const Side& side, int output_size) {
+  const auto size = static_cast<float>(output_size);
+  return output_size != side.size || side.begin != 0 || side.end != size;
+}
+
+Side whole(int size) { return {.size = size, .begin = 0, .end = static_cast<float>(size)}; }
 
 }  // namespace
 
 void Resizer::resize(const Pixels& input, Filter filter, PassOrder order, const Pixels& output) {
+  resize(input, whole(input.width), whole(input.height), filter, order, output);
+}
+
+void Resizer::resize(const Pixels& input, const Side& columns_side, const Side& rows_side, Filter filter,
+                     PassOrder order, const Pixels& output) {
   const auto has_avx = [](const Weights& weights) { return is_avx2_used && weights.taps <= kPairedTapsMax; };
   const auto columns = [&](const Pixels& from, const Pixels& to) {
-    const Weights weights = make_weights(from.width, to.width, filter);
+    const Weights weights = make_weights(columns_side, to.width, filter);
     has_avx(weights) ? columns_avx2(from, weights, to) : columns_plain(from, weights, to);
   };
   const auto rows = [&](const Pixels& from, const Pixels& to) {
-    const Weights weights = make_weights(from.height, to.height, filter);
+    const Weights weights = make_weights(rows_side, to.height, filter);
     has_avx(weights) ? rows_avx2(from, weights, to) : rows_plain(from, weights, to);
   };
-  const bool has_columns = output.width != input.width;
-  const bool has_rows = output.height != input.height;
+  const bool has_columns = is_changed(columns_side, output.width);
+  const bool has_rows = is_changed(rows_side, output.height);
   if (has_columns && has_rows) {
-    const bool is_rows_first = resizes_rows_first(input, output, order);
+    const bool is_rows_first = resizes_rows_first(columns_side, rows_side, output, order);
     Pixels between{.width = is_rows_first ? input.width : output.width,
                    .height = is_rows_first ? output.height : input.height};
     between.stride = static_cast<ptrdiff_t>(between.width) * kPixelBytes;

@@ -45,12 +45,35 @@ struct Weights {
   std::vector<int> count;        // of the taps that the filter reaches
   std::vector<int32_t> weights;  // [position][tap], in units of 2^-22
 };
-Weights make_weights(int input_size, int output_size, Filter filter);
 
-// Resizes all of `input` to the size of `output`. Reuses its memory from call to call. Confined to one thread.
+// One side of an input: its part from `begin` to `end` is mapped to the output. Positions are those of an image with
+// `size` pixels on this side, of which the input has the pixels from `offset` on, as far as the filter reaches.
+struct Side {
+  int size = 0;
+  float begin = 0;
+  float end = 0;
+  int offset = 0;
+};
+Weights make_weights(const Side& side, int output_size, Filter filter);
+inline Weights make_weights(int input_size, int output_size, Filter filter) {
+  return make_weights({.size = input_size, .begin = 0, .end = static_cast<float>(input_size)}, output_size, filter);
+}
+
+// The pixels of a side that its weights need: the first one, and one behind the last.
+struct Reach {
+  int begin = 0;
+  int end = 0;
+};
+Reach reach_of(const Side& side, int output_size, Filter filter);
+
+// Reuses its memory from call to call. Confined to one thread.
 class Resizer {
  public:
+  // Resizes all of `input` to the size of `output`.
   void resize(const Pixels& input, Filter filter, PassOrder order, const Pixels& output);
+  // The same for a part of an image; `input` has the pixels that it needs.
+  void resize(const Pixels& input, const Side& columns, const Side& rows, Filter filter, PassOrder order,
+              const Pixels& output);
 
  private:
   std::vector<uint8_t> between_;  // after the first pass

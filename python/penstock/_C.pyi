@@ -1294,7 +1294,7 @@ _Box = tuple[int, int, int, int]  # left, top, width, height
 # A penstock.images.chains.Chain.
 _Chain = tuple[
     _Box,
-    tuple[int, int, int] | None,
+    tuple[float, ...] | None,
     _Box,
     bool,
     bool,

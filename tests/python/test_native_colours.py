@@ -28,7 +28,7 @@ from torchvision.transforms import functional, v2
 
 from penstock import _C, DataLoader
 from penstock.images import lazy_images, library_calls, native_images
-from penstock.images.chains import COLOUR_STEPS, Chain
+from penstock.images.chains import TESTED_STEPS, Chain
 from penstock.images.lazy_images import LazyImage
 from penstock.images.native_images import NativeImages
 
@@ -43,7 +43,7 @@ FACTORS: tuple[Any, ...] = (
 def installed(images: NativeImages) -> None:  # noqa: F811
     """The functions of library_calls; every step has Pillow's results at the start."""
     library_calls.install()
-    assert images.colour_steps == frozenset(COLOUR_STEPS)
+    assert images.tested_steps == frozenset(TESTED_STEPS)
 
 
 def both(use: Callable[[Any], Any], data: bytes, mode: str = "RGB") -> tuple[Any, Any]:
@@ -139,6 +139,7 @@ def random_step(draw: random.Random, image: Any) -> tuple[str, Callable[[Any], A
     hue = draw.uniform(-0.5, 0.5)
     left, top = draw.randrange(width), draw.randrange(height)
     right, bottom = draw.randint(left + 1, width), draw.randint(top + 1, height)
+    part = (left, top + draw.random() / 3, right, bottom - draw.random() / 3)
     beyond = (left - 9, top, right, bottom + draw.randint(0, 20))
     border = tuple(draw.randint(0, 9) for _ in range(4))
     fill = tuple(draw.randrange(256) for _ in range(len(image.getbands())))
@@ -166,6 +167,7 @@ def random_step(draw: random.Random, image: Any) -> tuple[str, Callable[[Any], A
             (f"expand {border} {fill}", lambda one: ImageOps.expand(one, border, fill)),
             (f"pad {border}", lambda one: version.pad(one, list(border))),
             (f"resize {size} {resample}", lambda one: one.resize(size, resample)),
+            (f"part {part} {size} {resample}", lambda one: one.resize(size, resample, part)),
             (f"flip {flip}", lambda one: one.transpose(flip)),
         ]
     )
@@ -425,12 +427,12 @@ def test_step_that_differs_at_the_start_is_pillows(monkeypatch: pytest.MonkeyPat
 
     def otherwise(chain: Chain, open_image: Any, data: bytes) -> Any:
         image = replay(chain, open_image, data)
-        return image.rotate(180) if "contrast" in chain.colour_steps else image
+        return image.rotate(180) if "contrast" in chain.tested_steps else image
 
     monkeypatch.setattr(Chain, "replay", otherwise)
     started = NativeImages.start(by_pillow_of_file)
     assert isinstance(started, NativeImages)
-    assert started.colour_steps == frozenset(COLOUR_STEPS) - {"contrast"}
+    assert started.tested_steps == frozenset(TESTED_STEPS) - {"contrast"}
     monkeypatch.undo()
     monkeypatch.setattr(native_images, "COMPARED_FIRST", 0)
     monkeypatch.setattr(lazy_images, "_images", started)
@@ -512,3 +514,73 @@ def test_filters_of_later_resizes_have_pillows_bytes() -> None:
             sample((64, 48)),
         )
         assert ours == theirs, filter_
+
+
+@pytest.mark.parametrize("has_avx2", [False, True])
+@pytest.mark.parametrize("resample", range(6))
+def test_resizes_of_parts_have_pillows_bytes(
+    images: NativeImages,  # noqa: F811
+    resample: int,
+    has_avx2: bool,
+) -> None:
+    draw = random.Random(resample)
+    _C.set_avx2_for_test(has_avx2)
+    try:
+        for number in range(60):
+            width, height = draw.randint(1, 200), draw.randint(1, 200)
+            data = sample((width, height), number)
+            left, right = sorted(draw.uniform(0, width) for _ in range(2))
+            top, bottom = sorted(draw.uniform(0, height) for _ in range(2))
+            if number % 3 == 0:
+                left, top, right, bottom = int(left), int(top), int(right) + 1, int(bottom) + 1
+            if number % 7 == 0:
+                left, right = 0, width
+            size = (draw.randint(1, 150), draw.randint(1, 150))
+            if number % 11 == 0:
+                size = (right - left, bottom - top)
+            if number % 2:  # after a crop, and a flip
+                crop = (
+                    draw.randint(0, int(left)),
+                    0,
+                    width,
+                    draw.randint(math.ceil(bottom), height),
+                )
+                box = (left - crop[0], top, right - crop[0], bottom)
+            else:
+                crop, box = (0, 0, width, height), (left, top, right, bottom)
+            for turn in (False, True):
+                ours, theirs = both(
+                    lambda one, c=crop, t=turn, s=size, b=box: (
+                        one.crop(c).transpose(1) if t else one.crop(c)
+                    ).resize(s, resample, b),
+                    data,
+                )
+                assert ours == theirs, (width, height, crop, size, box)
+    finally:
+        _C.set_avx2_for_test(True)
+    assert images.comparisons.made == 120
+
+
+def test_unusual_parts_have_pillows_outcome() -> None:
+    boxes: tuple[Any, ...] = (
+        (0, 0, 20, 12), (0, 0, 21, 12), (-1, 0, 20, 12), (3, 3, 3, 9), (9, 3, 3, 9), [1, 1, 9, 9],
+        (1, 1, 9), (0.0, 0.0, 20.0, 12.0), (1e-9, 0, 20, 12), (0, 0, math.inf, 12),
+        (0, 0, math.nan, 12), ("0", 0, 20, 12), (np.float32(1.5), 1, np.float64(9.25), 7),
+        (4, 4, 4.001, 4.001), 5, (0, 0, 20, 12.0000001),
+    )  # fmt: skip
+    for box in boxes:
+        for size in ((20, 12), (8, 6), (0, 4), (40, 40)):
+            for gap in (None, 2.0):
+                ours, theirs = both(
+                    lambda one, s=size, b=box, g=gap: one.resize(s, 2, b, reducing_gap=g),
+                    sample((20, 12)),
+                )
+                assert ours == theirs, (box, size)
+
+
+def test_fit_is_native(images: NativeImages) -> None:  # noqa: F811
+    data = sample((120, 90))
+    ours = ImageOps.fit(opened(data).convert("RGB"), (40, 40), centering=(0.3, 0.7))
+    theirs = ImageOps.fit(by_pillow(data).convert("RGB"), (40, 40), centering=(0.3, 0.7))
+    assert type(ours) is LazyImage
+    assert ours.tobytes() == theirs.tobytes()

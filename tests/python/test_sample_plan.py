@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageEnhance, ImageOps
 from torchvision import datasets, io, transforms
 from torchvision.transforms import functional, v2
 
@@ -85,6 +85,38 @@ def test_image_folder_with_transforms_of_training_is_native_up_to_normalize(fold
     assert all(step.seconds > 0 for step in plan.steps)
     assert "A sample of ImageFolder: 5 of 6 steps are native" in str(plan)
     assert {step.line for step in plan.steps} == {""}
+
+
+def test_changes_of_colours_are_native(folder: Path) -> None:
+    class Coloured(Handwritten):
+        def __getitem__(self, index: int) -> Any:
+            image = Image.open(self.paths[index]).convert("RGB")
+            image = ImageEnhance.Contrast(image).enhance(1.25)
+            image = ImageOps.expand(functional.adjust_hue(image, 0.1), 3)
+            return functional.to_tensor(functional.rotate(image, 10))
+
+    plan = explain_sample(Coloured(folder))
+    assert steps_of(plan) == [
+        ("Image.open", True),
+        ("JpegImageFile.convert", True),
+        ("ImageEnhance.enhance", True),
+        ("functional.adjust_hue", True),
+        ("ImageOps.expand", True),
+        ("functional.rotate", False),
+        ("functional.to_tensor", False),
+    ]
+    first = Coloured.__getitem__.__code__.co_firstlineno
+    assert plan.steps[2].line == f"test_sample_plan.py:{first + 2}"
+    assert "contrast 1.25, hue 25, pad (3, 3, 3, 3, 0, 0, 0)" in plan.steps[5].detail
+    for version in (transforms, v2):
+        jitter = [version.ColorJitter(0.4, 0.4, 0.4, 0.1), version.RandomGrayscale(1.0)]
+        transform = transforms.Compose([*jitter, transforms.ToTensor()])
+        plan = explain_sample(datasets.ImageFolder(str(folder), transform))
+        assert steps_of(plan)[2:] == [
+            ("ColorJitter", True),
+            ("RandomGrayscale", True),
+            ("ToTensor", True),
+        ]
 
 
 def test_handwritten_dataset_shows_its_own_lines(folder: Path) -> None:

@@ -8,6 +8,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 Box = tuple[int, int, int, int]  # left, top, width, height
+# Width, height and filter by Pillow's number; left, top, right and bottom of the part that is
+# resized, unless it is the whole image.
+Resize = tuple[int, int, int] | tuple[int, int, int, float, float, float, float]
 # A name and its argument:
 #   brightness, contrast, saturation   factor of the enhancements of ImageEnhance
 #   gray                               None
@@ -15,11 +18,13 @@ Box = tuple[int, int, int, int]  # left, top, width, height
 #   table                              768 bytes: for each value of R, of G and of B
 #   crop                               Box
 #   pad                                widths on the left, top, right and bottom; R, G and B
-#   resize                             width, height and filter
+#   resize                             Resize
 #   flip                               whether columns, and rows, are mirrored
 Step = tuple[str, Any]
-# The steps that may differ between versions of Pillow and of its compilers.
-COLOUR_STEPS = ("brightness", "contrast", "saturation", "gray", "hue", "table", "pad")
+# The steps that may differ between versions of Pillow and of its compilers. "part" is a resize of a
+# part.
+TESTED_STEPS = ("brightness", "contrast", "saturation", "gray", "hue", "table", "pad", "part")
+_NONE: frozenset[str] = frozenset()
 _BLENDS = ("brightness", "contrast", "saturation")
 _FACTOR_MAX = 1e6  # kBlendFactorMax of csrc/image/colour.h
 _PADDED_MAX = 1 << 24  # pixels of a padded image that is made natively
@@ -30,7 +35,7 @@ class Chain(NamedTuple):
 
     Attributes:
         window (Box): Part of the file's image.
-        resize (tuple[int, int, int] | None): Width, height and filter, by Pillow's number.
+        resize (Resize | None): The first resize.
         crop (Box): Part of the resized image, or of the window.
         flips_columns (bool): Whether the result is mirrored left to right.
         flips_rows (bool): Whether the result is mirrored top to bottom.
@@ -39,7 +44,7 @@ class Chain(NamedTuple):
     """
 
     window: Box
-    resize: tuple[int, int, int] | None
+    resize: Resize | None
     crop: Box
     flips_columns: bool = False
     flips_rows: bool = False
@@ -110,11 +115,32 @@ class Chain(NamedTuple):
             top, bottom = bottom, top
         return self.followed("pad", (left, top, right, bottom, *colour))
 
-    def resized(self, width: int, height: int, resample: int) -> Chain | None:
-        """Return the chain with a resize of its result; None if the size is empty."""
+    def resized(
+        self,
+        width: int,
+        height: int,
+        resample: int,
+        part: tuple[float, float, float, float] | None = None,
+    ) -> Chain | None:
+        """Return the chain with a resize of its result; None if it would have no pixels.
+
+        ``part`` has left, top, right and bottom.
+        """
         if width < 1 or height < 1:
             return None
-        wanted = (width, height, resample)
+        if part is not None:
+            left, top, right, bottom = part
+            if not (0 <= left < right <= self.size[0] and 0 <= top < bottom <= self.size[1]):
+                return None
+            if all(map(float.is_integer, map(float, part))):
+                corners = (int(left), int(top), int(right), int(bottom))
+                if (corners[2] - corners[0], corners[3] - corners[1]) == (width, height):
+                    return self.cropped(*corners)
+                if corners == (0, 0, *self.size):
+                    part = None
+        wanted: Resize = (width, height, resample)
+        if part is not None:
+            wanted = (width, height, resample, *part)
         if self.flips_columns or self.flips_rows:
             flipped = self.followed("flip", (self.flips_columns, self.flips_rows))
             return flipped._replace(flips_columns=False, flips_rows=False).followed(
@@ -163,17 +189,22 @@ class Chain(NamedTuple):
         return None
 
     @property
-    def colour_steps(self) -> frozenset[str]:
-        """Return the names of its steps in `COLOUR_STEPS`."""
-        return frozenset(name for name, _ in self.steps if name in COLOUR_STEPS)
+    def tested_steps(self) -> frozenset[str]:
+        """Return the names of its steps in `TESTED_STEPS`."""
+        if not self.steps and self.resize is None:
+            return _NONE
+        names = {name for name, _ in self.steps if name in TESTED_STEPS}
+        resizes = [self.resize] + [value for name, value in self.steps if name == "resize"]
+        if any(resize is not None and len(resize) > 3 for resize in resizes):
+            names.add("part")
+        return frozenset(names)
 
     def replay(self, open_image: Callable[[Any], Any], data: bytes) -> Any:
         """Return the image that Pillow makes by these calls."""
         image = open_image(io.BytesIO(data)).convert("RGB")
         image = image.crop(_corners(self.window))
         if self.resize is not None:
-            width, height, resample = self.resize
-            image = image.resize((width, height), resample)
+            image = _replay_step(image, "resize", self.resize)
             image = image.crop(_corners(self.crop))
         for step in self.steps:
             image = _replay_step(image, *step)
@@ -183,12 +214,12 @@ class Chain(NamedTuple):
     def __str__(self) -> str:
         parts = [f"window {self.window}"]
         if self.resize is not None:
-            parts.append("resize to {}x{} by filter {}".format(*self.resize))
+            parts.append(_resize_text(self.resize))
             parts.append(f"crop {self.crop}")
         for name, value in self.steps:
             match name, value:
-                case "resize", (width, height, resample):
-                    parts.append(f"resize to {width}x{height} by filter {resample}")
+                case "resize", _:
+                    parts.append(_resize_text(value))
                 case "flip", (columns, rows):
                     parts += ["flip columns"] * columns + ["flip rows"] * rows
                 case "gray" | "table", _:
@@ -202,6 +233,12 @@ class Chain(NamedTuple):
 def _corners(box: Box) -> Box:
     left, top, width, height = box
     return left, top, left + width, top + height
+
+
+def _resize_text(resize: Resize) -> str:
+    width, height, resample, *part = resize
+    of_part = f" of {tuple(part)}" if part else ""
+    return f"resize{of_part} to {width}x{height} by filter {resample}"
 
 
 def _replay_step(image: Any, name: str, value: Any) -> Any:
@@ -227,7 +264,7 @@ def _replay_step(image: Any, name: str, value: Any) -> Any:
         case "pad":
             return ImageOps.expand(image, value[:4], value[4:])
         case "resize":
-            return image.resize(value[:2], value[2])
+            return image.resize(value[:2], value[2], value[3:] or None)
         case "flip":
             return _flip(image, *value)
     raise ValueError(f"name must be one of the steps of a chain, got {name!r}")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import io
 import logging
+import struct
 import sys
 import threading
 from collections.abc import Callable
@@ -29,6 +30,7 @@ logger = logging.getLogger(__name__)
 _starting = threading.RLock()
 _images: NativeImages | str | None = None  # of this process once started; text: why it has none
 _MARK = "penstock_original"  # of the function that takes the place of torchvision's
+_SIDE_MAX = 1 << 24  # above which floats have no fractions
 _FLIPS = {Transpose.FLIP_LEFT_RIGHT: (True, False), Transpose.FLIP_TOP_BOTTOM: (False, True)}
 
 
@@ -225,7 +227,7 @@ class LazyImage(Image.Image):
 
     def _noted(self, chain: Chain | None, info: dict[Any, Any] | None = None) -> LazyImage | None:
         """Return the image of a chain; None if the kernels do not have Pillow's result for it."""
-        if chain is None or not chain.colour_steps <= self._images.colour_steps:
+        if chain is None or not chain.tested_steps <= self._images.tested_steps:
             return None
         return self._with(chain, info)
 
@@ -283,12 +285,15 @@ class LazyImage(Image.Image):
         self, size: Any, resample: Any = None, box: Any = None, reducing_gap: Any = None
     ) -> Any:
         resample = Image.Resampling.BICUBIC if resample is None else resample
-        if resample in FILTERS and box is None and reducing_gap is None:
+        part = None if box is None else _corners(box)
+        is_usual = resample in FILTERS and reducing_gap is None
+        if is_usual and (box is None or part is not None):
             wanted = _whole_numbers(size, 2)
-            if wanted is not None and wanted == self._size:
+            if wanted is not None and wanted == self._size and part in (None, (0, 0, *self._size)):
                 return self.copy()
             if wanted is not None:
-                noted = self._noted(self._chain.resized(wanted[0], wanted[1], int(resample)))
+                chain = self._chain.resized(wanted[0], wanted[1], int(resample), part)
+                noted = self._noted(chain)
                 if noted is not None:
                     return noted
         return super().resize(size, resample, box, reducing_gap)
@@ -316,6 +321,16 @@ class LazyImage(Image.Image):
 
 
 LazyImage.__name__ = LazyImage.__qualname__ = "Image"
+
+
+def _corners(box: Any) -> tuple[float, float, float, float] | None:
+    """Return the numbers of a box as Pillow's C code has them; None if it may refuse them."""
+    if not isinstance(box, tuple) or len(box) != 4:
+        return None
+    if not all(isinstance(one, (int, float)) and abs(one) < _SIDE_MAX for one in box):
+        return None
+    left, top, right, bottom = (struct.unpack("f", struct.pack("f", one))[0] for one in box)
+    return left, top, right, bottom
 
 
 def _whole_numbers(values: Any, count: int) -> tuple[int, ...] | None:

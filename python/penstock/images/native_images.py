@@ -17,7 +17,7 @@ import torch
 
 from penstock import _C
 from penstock.images import VARIABLE
-from penstock.images.chains import COLOUR_STEPS, Chain
+from penstock.images.chains import TESTED_STEPS, Chain
 from penstock.program_line import warn
 
 COMPARED_FIRST = 8  # images of a process whose results are compared
@@ -57,7 +57,7 @@ class Comparisons:
         self.made = self.compared = 0
         self._is_tested = version.startswith(tested)
         self._compares_first = True
-        self._compared_of_step = dict.fromkeys(COLOUR_STEPS, 0)
+        self._compared_of_step = dict.fromkeys(TESTED_STEPS, 0)
         self._lock = threading.Lock()
 
     def skip_first(self) -> None:
@@ -74,7 +74,7 @@ class Comparisons:
             self.made += 1
             is_due = self._is_due(self.made, chain)
             self.compared += is_due
-            for step in chain.colour_steps if is_due else ():
+            for step in chain.tested_steps if is_due else ():
                 self._compared_of_step[step] += 1
             return is_due
 
@@ -84,7 +84,7 @@ class Comparisons:
         first = COMPARED_FIRST if self._is_tested else COMPARED_FIRST_OF_OTHERS
         if not self._compares_first:
             return False
-        compared = [self._compared_of_step[step] for step in chain.colour_steps]
+        compared = [self._compared_of_step[step] for step in chain.tested_steps]
         return number <= first or min(compared, default=first) < first
 
 
@@ -94,7 +94,7 @@ class NativeImages:
     Attributes:
         comparisons (Comparisons): Images that were made natively.
         left (int): Images that Pillow had to make, because their files are damaged or unusual.
-        colour_steps (frozenset[str]): Steps of chains that have Pillow's results.
+        tested_steps (frozenset[str]): Steps of chains that have Pillow's results.
         refusal (str): Why the kernels are no longer used; empty while they are.
     """
 
@@ -106,7 +106,7 @@ class NativeImages:
 
         self.comparisons = Comparisons(PIL.__version__, TESTED_PILLOW)
         self.left = 0
-        self.colour_steps: frozenset[str] = frozenset()
+        self.tested_steps: frozenset[str] = frozenset()
         self.refusal = ""
         self._library = library
         self._open_image = open_image
@@ -125,7 +125,7 @@ class NativeImages:
         for is_by_shrinkage in (True, False):
             images = NativeImages(library, open_image, is_by_shrinkage)
             if all(images._is_equal(data, chain) for chain in _TEST_CHAINS):
-                images.colour_steps = frozenset(
+                images.tested_steps = frozenset(
                     name
                     for name, values in _TEST_STEPS.items()
                     if all(images._is_equal(data, _test_chain(name, value)) for value in values)
@@ -211,11 +211,15 @@ _TEST_STEPS: dict[str, tuple[Any, ...]] = {
     "hue": (25, 240),
     "table": (bytes(range(255, -1, -1)) * 3,),
     "pad": ((1, 2, 3, 4, 50, 60, 70),),
+    "part": tuple((40, 30, one, 7.5, 20, 50.25, 160.5) for one in FILTERS),
 }
 
 
 def _test_chain(name: str, value: Any) -> Chain:
-    return Chain.of_image(_WIDTH, _HEIGHT).followed(name, value)
+    whole = Chain.of_image(_WIDTH, _HEIGHT)
+    if name == "part":
+        return whole._replace(resize=value, crop=(0, 0, *value[:2]))
+    return whole.followed(name, value)
 
 
 def _test_file() -> bytes:

@@ -144,6 +144,7 @@ def explain_sample(dataset: Any, index: Any = 0) -> SamplePlan:
         fetch()  # imports modules
         before = _median_seconds(fetch)
         with _native_images(watch.note) as refused:
+            fetch()  # tests the functions of the libraries
             with AllGeneratorsKept():
                 watch.run(lambda: dataset[index])
             seconds = before if refused else _median_seconds(fetch)

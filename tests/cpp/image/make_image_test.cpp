@@ -203,6 +203,22 @@ TEST_F(MakeImage, ResizeAmongTheStepsIsThatOfTheStart) {
   EXPECT_EQ(made(file, later), made(file, first));
 }
 
+TEST_F(MakeImage, ResizeOfAPartNeedsOnlyItsWindow) {
+  const Bytes file = encode(150, 141, 3);
+  using Corners = std::array<float, 4>;
+  for (const Filter filter : {Filter::kBox, Filter::kBilinear, Filter::kHamming, Filter::kBicubic, Filter::kLanczos}) {
+    for (const auto& box : {Corners{0, 0, 150, 141}, Corners{60.25, 50, 90, 77.5}, Corners{140, 139.5, 150, 141}}) {
+      const Resize resize{.width = 23, .height = 60, .filter = filter, .box = box};
+      ImageSpec windowed = spec_of({.width = 150, .height = 141});
+      ImageSpec whole = windowed;  // is decoded completely, as the first resize is a later step
+      windowed.resize = resize;
+      windowed.crop = {.width = 23, .height = 60};
+      whole.steps = {resize};
+      EXPECT_EQ(made(file, windowed), made(file, whole)) << box[0];
+    }
+  }
+}
+
 TEST_F(MakeImage, GrayImageHasOneChannel) {
   const Bytes file = encode(9, 7, 3);
   ImageSpec spec = spec_of({.width = 9, .height = 7});
