@@ -51,6 +51,17 @@ struct Overloaded : Functions... {
   using Functions::operator()...;
 };
 
+// Returns the end of the output.
+template <int kChannels>
+uint8_t* write_row_bytes(const uint8_t* pixels, int width, bool flips, uint8_t* output) {
+  const ptrdiff_t step = flips ? -kPixelBytes : kPixelBytes;
+  const uint8_t* pixel = flips ? pixels + static_cast<ptrdiff_t>(width - 1) * kPixelBytes : pixels;
+  for (int x = 0; x < width; ++x, pixel += step, output += kChannels) {
+    for (int c = 0; c < kChannels; ++c) output[c] = pixel[c];
+  }
+  return output;
+}
+
 void write_row_plain(const uint8_t* pixels, int begin, int width, bool flips, const float* tables,
                      float* const* planes) {
   for (int x = begin; x < width; ++x) {
@@ -182,11 +193,8 @@ void ImageMaker::apply(const Step& step) {
 void ImageMaker::write_bytes(uint8_t* output) const {
   for (int y = 0; y < made_.height; ++y) {
     const uint8_t* const row = made_.row(flips_rows_ ? made_.height - 1 - y : y);
-    const int channels = is_gray_ ? 1 : 3;
-    for (int x = 0; x < made_.width; ++x, output += channels) {
-      const uint8_t* const pixel = row + static_cast<ptrdiff_t>(flips_columns_ ? made_.width - 1 - x : x) * kPixelBytes;
-      std::copy_n(pixel, channels, output);
-    }
+    output = is_gray_ ? write_row_bytes<1>(row, made_.width, flips_columns_, output)
+                      : write_row_bytes<3>(row, made_.width, flips_columns_, output);
   }
 }
 
