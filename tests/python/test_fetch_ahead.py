@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import threading
+import time
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -62,6 +64,41 @@ def test_idle_threads_go_on_with_the_next_batch(options: dict[str, Any]) -> None
     with warnings.catch_warnings(action="error"):  # of draws that threads have made
         for _ in range(2):
             assert [batch.tolist() for batch in loader] == torch.arange(16).view(4, 4).tolist()
+
+
+def in_turn_with_the_next_batch(index: int) -> int:
+    """The first sample of batch 20 waits, in each epoch, until batch 21 has been fetched."""
+    made(index)
+    if index == 80:
+        epoch = MADE[20] // 4 + 1
+        assert reaches(lambda: MADE[21] >= 4 * epoch), f"not fetched ahead in epoch {epoch}"
+    return index
+
+
+def reaches(is_reached: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + WAIT_S
+    while not is_reached() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return is_reached()
+
+
+@pytest.mark.usefixtures("four_threads")
+@pytest.mark.parametrize(("fetch_threads", "seeding"), [(3, None), (3, "batch"), ("auto", None)])
+def test_threads_go_on_with_later_batches_in_each_epoch_of_a_worker(
+    fetch_threads: int | str, seeding: str | None
+) -> None:
+    """Also if the worker has started the epoch early, before its trainer did."""
+    loader = DataLoader(
+        Computed(160, in_turn_with_the_next_batch),
+        batch_size=4,
+        num_workers=1,
+        prefetch_factor=4,
+        fetch_threads=fetch_threads,
+        seeding=seeding,
+        persistent_workers=True,
+    )
+    for _ in range(3):
+        assert [batch.tolist() for batch in loader] == torch.arange(160).view(40, 4).tolist()
 
 
 def test_tensors_collated_ahead_keep_their_values() -> None:

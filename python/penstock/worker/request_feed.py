@@ -28,6 +28,8 @@ from penstock.worker.fetching import BatchPlace
 from penstock.worker.partial_batch import without_errors
 from penstock.worker.read_ahead import ReadAhead
 
+_Key = tuple[int, int]  # of a fetch: its epoch and its number there
+
 # One wait for a request; the native side detects a dead trainer and signals by itself.
 _IDLE_S = 3600.0
 
@@ -52,7 +54,10 @@ class RequestFeed:
         self._server = server
         self._read_ahead = read_ahead
         self._looks_ahead = looks_ahead
-        self._upcoming: deque[_C.WorkerRequest] = deque()  # not returned yet, by either method
+        # Fetches that have arrived and were returned by neither method, in their order; and the
+        # keys of all that next() has not returned.
+        self._upcoming: dict[_Key, _C.WorkerRequest] = {}
+        self._arrived: set[_Key] = set()
         self._rows = rows
         self._watch = watch
         self._received: deque[_C.WorkerRequest] = deque()
@@ -81,9 +86,11 @@ class RequestFeed:
                     self._held.append(request)
                     continue
                 self._fetch_count += 1
+                self._arrived.discard(_key(request))
+                self._upcoming.pop(_key(request), None)
                 return request
             elif request.epoch == self._early_epoch:
-                self._adopt_early()
+                self._adopt_early(request)
             else:
                 self._begin(request)
                 return request
@@ -94,9 +101,8 @@ class RequestFeed:
         if request.is_pickled or self._early_epoch is not None:
             return []
         self._read_upcoming()
-        taken = [one for one in self._upcoming if one.epoch == request.epoch]
-        self._upcoming = deque(one for one in self._upcoming if one.epoch != request.epoch)
-        return taken
+        keys = [key for key in self._upcoming if key[0] == request.epoch]
+        return [self._upcoming.pop(key) for key in keys]
 
     def _receive(self) -> _C.WorkerRequest:
         while True:
@@ -114,11 +120,15 @@ class RequestFeed:
         is_fetch = not (request.is_epoch or request.is_early_epoch or request.is_for_states)
         if not is_fetch or request.is_pickled:
             return
-        if self._upcoming and _is_same(self._upcoming[0], request):
-            self._upcoming.popleft()
         if self._read_ahead is not None:
             self._read_ahead.note(request.indices())
+        self._note_arrived(request)
         self._read_upcoming()
+
+    def _note_arrived(self, request: _C.WorkerRequest) -> None:
+        if self._looks_ahead and _key(request) not in self._arrived:
+            self._arrived.add(_key(request))
+            self._upcoming[_key(request)] = request
 
     def _read_upcoming(self) -> None:
         if self._read_ahead is None and not self._looks_ahead:
@@ -127,8 +137,8 @@ class RequestFeed:
         if self._read_ahead is not None:
             for one in upcoming:
                 self._read_ahead.note_upcoming(one.indices())
-        if self._looks_ahead:
-            self._upcoming.extend(upcoming)
+        for one in upcoming:
+            self._note_arrived(one)
 
     def _read_to_epoch(self) -> None:
         """Read the messages received so far, up to an epoch: either the early epoch, which is now a
@@ -137,7 +147,7 @@ class RequestFeed:
         while (request := self._server.next(0.0)) is not None:
             self._note_fetch(request)
             if request.is_epoch and request.epoch == self._early_epoch:
-                self._adopt_early()
+                self._adopt_early(request)
                 return
             if request.is_epoch:
                 self._received.clear()
@@ -164,11 +174,17 @@ class RequestFeed:
             self._received.extend(self._held)
         self._pending_epoch = None
         self._held.clear()
+        self._forget_other_epochs(request.epoch)
         self._note_epoch()
 
-    def _adopt_early(self) -> None:
+    def _adopt_early(self, request: _C.WorkerRequest) -> None:
         self._early_epoch = None
+        self._forget_other_epochs(request.epoch)
         self._began_at = time.monotonic()  # the trainer may have done other work meanwhile
+
+    def _forget_other_epochs(self, epoch: int) -> None:
+        self._arrived = {key for key in self._arrived if key[0] == epoch}
+        self._upcoming = {key: one for key, one in self._upcoming.items() if key[0] == epoch}
 
     def _drop_early(self) -> None:
         self._early_epoch = None
@@ -177,8 +193,8 @@ class RequestFeed:
             self._watch.note_dropped(self._fetch_count)
 
 
-def _is_same(one: _C.WorkerRequest, other: _C.WorkerRequest) -> bool:
-    return (one.epoch, one.sequence) == (other.epoch, other.sequence)
+def _key(request: _C.WorkerRequest) -> _Key:
+    return request.epoch, request.sequence
 
 
 def indices_of(request: _C.WorkerRequest | _C.PoolWork) -> Any:
