@@ -247,7 +247,7 @@ def feed(choice: ThreadChoice, count: int, sample_s: Any, waiting: float) -> lis
         counts.append(choice.threads)
         if choice.is_measured():
             spent_s = 64 * sample_s(choice.threads)
-            choice.note(64, spent_s, waiting * spent_s)
+            choice.note(64, spent_s, spent_s, waiting * spent_s)
     return counts
 
 
@@ -278,6 +278,17 @@ def test_choice_returns_to_one_thread_if_more_do_not_help() -> None:
     counts = feed(choice, 600, lambda threads: 0.01, 0.9)
     assert counts[-1] == 1
     assert counts.count(10) <= 8  # of a second attempt, much later
+
+
+def test_choice_keeps_threads_for_samples_of_which_few_wait() -> None:
+    """Threads make most batches ahead; one in eight waits for a slow sample."""
+    choice = ThreadChoice(32)
+    for index in range(200):
+        if choice.is_measured():
+            is_slow = choice.threads == 1 or index % 8 == 0
+            spent_s = 0.08 if is_slow else 0.0
+            choice.note(32, spent_s, max(spent_s, 0.01), 0.9 * max(spent_s, 0.01))
+    assert choice.threads >= 10
 
 
 def test_choice_follows_a_page_cache_that_becomes_warm() -> None:

@@ -83,7 +83,7 @@ class AutomaticMapFetcher(MapDatasetFetcher):
         self._pool, self._choice, self._placed = pool, pool.choice, placed
         self._began: tuple[int, float, float] | None = None  # samples, and clocks of a measurement
         self._expected: deque[list[Any]] = deque()  # batches that are not fetched ahead yet
-        self._ahead_max = 0  # batches to fetch ahead of the current one
+        self._noted = pool.clock.read()  # of the pool, at the end of the previous batch
         # The states of the generators since samples are fetched ahead, if they have not moved.
         self._unmoved: tuple[Any, ...] | None = None
 
@@ -92,7 +92,8 @@ class AutomaticMapFetcher(MapDatasetFetcher):
         indices = possibly_batched_index
         if self._expected and self._expected[0] == list(indices):
             self._expected.popleft()
-        if choice.threads > 1 and len(indices) > 1:
+        is_on_threads = choice.threads > 1 and len(indices) > 1
+        if is_on_threads or self._pool.is_next(self.dataset, list(indices)):
             return self._fetch_on_threads(list(indices))
         if self._unmoved is not None:
             self._drop_ahead(self._unmoved)
@@ -108,8 +109,7 @@ class AutomaticMapFetcher(MapDatasetFetcher):
         self._fetch_ahead()
 
     def _fetch_ahead(self) -> None:
-        """Start expected batches: none that is measured, since threads must be idle before it."""
-        while self._expected and self._pool.ahead_count < self._ahead_max:
+        while self._expected and self._choice.threads > 1:
             self._pool.expect(self.dataset, self._expected.popleft(), self._choice.threads)
 
     def _drop_ahead(self, states: tuple[Any, ...]) -> None:
@@ -127,14 +127,14 @@ class AutomaticMapFetcher(MapDatasetFetcher):
             count, began_at, not_waiting_s = self._began
             spent_s = time.perf_counter() - began_at
             waited_s = spent_s - (_not_waiting_s() - not_waiting_s)
-            self._choice.note(count, spent_s, max(0.0, waited_s))
+            self._choice.note(count, spent_s, spent_s, max(0.0, waited_s))
+            self._noted = self._pool.clock.read()
         return self.collate_fn(samples)
 
     def _fetch_on_threads(self, indices: list[Any]) -> Any:
-        is_measured = self._choice.is_measured()
+        is_measured = self._choice.threads > 1 and self._choice.is_measured()
         before = generator_states() if self._unmoved is None else self._unmoved
-        self._ahead_max = 0 if is_measured else self._choice.unmeasured
-        began_at, cpu_s = time.perf_counter(), self._pool.cpu_s
+        began_at = time.perf_counter()
         try:
             samples = self._samples_of(indices)
         except Exception:
@@ -142,17 +142,19 @@ class AutomaticMapFetcher(MapDatasetFetcher):
                 return self._fetch_again(indices, before)
             raise
         finally:
-            self._ahead_max = 0
             self._unmoved = before if self._pool.ahead_count > 0 else None
         if have_moved(before):
             return self._fetch_again(indices, before)
         if is_measured:
-            spent_s = time.perf_counter() - began_at
-            waited_s = spent_s - (self._pool.cpu_s - cpu_s)
-            self._choice.note(len(indices), spent_s, max(0.0, waited_s))
+            self._note_threads(len(indices), time.perf_counter() - began_at)
         if self._placed is not None:
             self._placed.seed_globals_of(indices[-1])  # as the last sample would have
         return self.collate_fn(samples)
+
+    def _note_threads(self, count: int, spent_s: float) -> None:
+        before, self._noted = self._noted, self._pool.clock.read()
+        busy_s, cpu_s = (now - then for now, then in zip(self._noted, before, strict=True))
+        self._choice.note(count, spent_s, busy_s, max(0.0, busy_s - cpu_s))
 
     def _samples_of(self, indices: list[Any]) -> list[Any]:
         threads = self._choice.threads

@@ -96,11 +96,11 @@ class FetchPool:
     def __init__(self, thread_count: int) -> None:
         self._thread_count = thread_count
         self.look_ahead: Callable[[], None] | None = None  # calls expect() for what is known by now
-        self.cpu_s = 0.0  # of all threads, for all batches
         self._make_empty()
 
     def _make_empty(self) -> None:
         self._pid = os.getpid()
+        self.clock = WorkClock()
         self._batches: SimpleQueue[_BatchFetch | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._ahead: deque[_BatchFetch] = deque()  # in the order in which they are expected
@@ -130,13 +130,13 @@ class FetchPool:
             one.wait()
         self._unfinished.clear()
         try:
-            if self._ahead and self._ahead[0].is_of(dataset, indices):
+            if self.is_next(dataset, indices):
                 batch = self._ahead.popleft()
                 batch.is_ahead = False
                 self._unfinished.append(batch)
             else:
                 self.drop_ahead()
-                batch = _BatchFetch(dataset, indices, _ThreadState.current())
+                batch = _BatchFetch(dataset, indices, _ThreadState.current(), self.clock)
                 self._unfinished.append(batch)
                 self._start(batch, thread_count or self._thread_count)
             on_start()
@@ -149,7 +149,6 @@ class FetchPool:
             self._unfinished += _cancel_all(self._ahead)
             raise
         self._unfinished.clear()
-        self.cpu_s += batch.cpu_s
         return batch.take_samples()
 
     def _wait_and_look(self, batch: _BatchFetch, look_ahead: Callable[[], None]) -> None:
@@ -161,7 +160,7 @@ class FetchPool:
         """Announce a batch that is fetched after the current one and those announced before. Its
         samples are started as soon as threads have none of earlier batches; if another batch is
         fetched in its place, they are dropped. ``thread_count`` is as in :meth:`fetch`."""
-        batch = _BatchFetch(dataset, indices, _ThreadState.current())
+        batch = _BatchFetch(dataset, indices, _ThreadState.current(), self.clock)
         batch.is_ahead = True
         self._ahead.append(batch)
         self._start(batch, thread_count or self._thread_count)
@@ -170,6 +169,10 @@ class FetchPool:
     def ahead_count(self) -> int:
         """The number of expected batches that have not been fetched."""
         return len(self._ahead)
+
+    def is_next(self, dataset: Any, indices: list[Any]) -> bool:
+        """Return whether this batch is the first one fetched ahead."""
+        return bool(self._ahead) and self._ahead[0].is_of(dataset, indices)
 
     def drop_ahead(self) -> None:
         """Wait for samples of expected batches that are being fetched, and start no further."""
@@ -229,6 +232,38 @@ def _end_threads(
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
+class WorkClock:
+    """The time in which threads fetch samples, and their CPU time. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._working = 0  # threads
+        self._began_at = 0.0
+        self._busy_s = self._cpu_s = 0.0
+
+    def begin(self) -> None:
+        """Note that the calling thread starts to work."""
+        with self._lock:
+            if self._working == 0:
+                self._began_at = time.perf_counter()
+            self._working += 1
+
+    def end(self, cpu_s: float) -> None:
+        """Note that a thread has worked, with this CPU time."""
+        with self._lock:
+            self._cpu_s += cpu_s
+            self._working -= 1
+            if self._working == 0:
+                self._busy_s += time.perf_counter() - self._began_at
+
+    def read(self) -> tuple[float, float]:
+        """Return the seconds in which one thread or more worked, and the CPU time of threads that
+        have ended their work."""
+        with self._lock:
+            now_s = time.perf_counter() - self._began_at if self._working else 0.0
+            return self._busy_s + now_s, self._cpu_s
+
+
 class _BatchFetch:
     """The samples of one batch while they are fetched.
 
@@ -238,8 +273,11 @@ class _BatchFetch:
     Thread-safe.
     """
 
-    def __init__(self, dataset: Any, indices: list[Any], state: _ThreadState) -> None:
+    def __init__(
+        self, dataset: Any, indices: list[Any], state: _ThreadState, clock: WorkClock
+    ) -> None:
         self.state = state
+        self._clock = clock
         self.is_ahead = False
         self._is_over = threading.Event()
         self._dataset = dataset
@@ -248,7 +286,6 @@ class _BatchFetch:
         self._claimed_count = 0
         self._claims_end = len(indices)
         self._thread_count = 0  # in work()
-        self.cpu_s = 0.0  # of the threads that have left work()
         self._samples: list[Any] = [None] * len(indices)
         self._failures: dict[int, BaseException] = {}  # by position in the batch
         if not indices:
@@ -265,6 +302,7 @@ class _BatchFetch:
         """Fetch samples until none is left to claim."""
         if not self._try_join():
             return
+        self._clock.begin()
         began_cpu_s = time.thread_time()
         _of_thread.batch = self
         try:
@@ -276,7 +314,8 @@ class _BatchFetch:
             self._fail(len(self._indices), failure)
         finally:
             del _of_thread.batch
-            self._leave(time.thread_time() - began_cpu_s)
+            self._clock.end(time.thread_time() - began_cpu_s)
+            self._leave()
 
     def wait(self) -> None:
         """Block until no sample is being fetched and no further one will be started."""
@@ -334,10 +373,9 @@ class _BatchFetch:
             self._failures[position] = failure
         self.cancel()
 
-    def _leave(self, cpu_s: float) -> None:
+    def _leave(self) -> None:
         with self._lock:
             self._thread_count -= 1
-            self.cpu_s += cpu_s
             self._settle()
 
     def _settle(self) -> None:
