@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -166,10 +167,13 @@ class RayPool(EnginePool):
         monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
 
     def begin(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        # Ray names its sockets by long paths, and the folders of tests have long names, too.
+        self._folder = tempfile.TemporaryDirectory(prefix="ray", dir="/tmp")
         self._cluster = subprocess.Popen(
             [*self._within, sys.executable, str(Path(__file__).with_name("ray_cluster.py"))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            env={**os.environ, "RAY_TMPDIR": self._folder.name},
             text=True,
         )
         self.address = self._line("address ").split()[1]
@@ -178,7 +182,9 @@ class RayPool(EnginePool):
     def _line(self, beginning: str) -> str:
         assert self._cluster.stdout is not None
         lines = iter(self._cluster.stdout.readline, "")
-        return next(line for line in lines if line.startswith(beginning))
+        found = next((line for line in lines if line.startswith(beginning)), None)
+        assert found, f"Ray's cluster ended without {beginning!r}, with {self._cluster.wait()}"
+        return found
 
     def _order(self, words: str) -> None:
         assert self._cluster.stdin is not None
@@ -207,6 +213,7 @@ class RayPool(EnginePool):
             self.down().wait()
         super().close()
         self._cluster.communicate("", timeout=SECONDS_MAX)
+        self._folder.cleanup()
 
 
 POOLS: dict[str, Any] = {"local": LocalPool, "slurm": SlurmPool, "ray": RayPool}
