@@ -13,7 +13,7 @@ rm -rf "$folder"
 mkdir -p "$folder/prefix/include" "$folder/prefix/lib" "$folder/wheels"
 
 say "Headers and libraries"
-for header in zmq.h zmq.hpp zmq_utils.h sodium.h sodium openssl nlohmann jpeglib.h jmorecfg.h gtest; do
+for header in zmq.h zmq.hpp zmq_utils.h sodium.h sodium openssl nlohmann jpeglib.h jmorecfg.h libdeflate.h gtest; do
   cp -rL "/usr/include/$header" "$folder/prefix/include/"
 done
 machine=$(cc -print-multiarch 2>/dev/null || true)
@@ -30,7 +30,7 @@ find_library() {
   stop "lib$1 is not on this system; run make test here once, which installs it"
 }
 cp -L "$(find_library gtest.a)" "$(find_library gtest_main.a)" "$folder/prefix/lib/"
-for name in zmq sodium crypto; do
+for name in zmq sodium crypto deflate; do
   library=$(find_library "$name.so")
   cp -L "$library" "$folder/prefix/lib/"
   # By the name that programs ask for at run time, with what the library itself needs. The C and C++ libraries are the

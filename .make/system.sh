@@ -57,6 +57,7 @@ for group in "$@"; do
       need_header openssl/evp.h libssl-dev
       need_header nlohmann/json.hpp nlohmann-json3-dev
       need_header jpeglib.h libjpeg-dev
+      need_header libdeflate.h libdeflate-dev
       ;;
     test)
       need_header gtest/gtest.h libgtest-dev
@@ -92,6 +93,7 @@ for group in "$@"; do
       need_tool cmake cmake
       need_tool ninja ninja-build
       need_tool clang++-14 clang-14
+      need_header libdeflate.h libdeflate-dev
       has_package libclang-rt-14-dev || ls /usr/lib/llvm-14/lib/clang/*/lib/linux/libclang_rt.fuzzer-*.a >/dev/null 2>&1 ||
         missing="$missing libclang-rt-14-dev"
       ;;

@@ -5,10 +5,10 @@ several minor versions of torch.
 usage: wheels.py [--torches "2.11 2.15"] PYTHON...
 
 For each torch, the native parts are compiled in a separate environment with that version; then one
-wheel is assembled from all of them. auditwheel copies libzmq, libsodium and libcrypto into it, with
-their dependencies, and leaves out the libraries of torch and of CUDA. The simulator's module needs
-none of these. The wheels are written to dist/, and the name of each has the lowest version of glibc
-that it needs.
+wheel is assembled from all of them. auditwheel copies libzmq, libsodium, libcrypto and libdeflate
+into it, with their dependencies, and leaves out the libraries of torch and of CUDA. The simulator's
+module needs none of these. The wheels are written to dist/, and the name of each has the lowest
+version of glibc that it needs.
 """
 
 from __future__ import annotations

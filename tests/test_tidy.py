@@ -109,6 +109,7 @@ DOORS: tuple[tuple[str, str], ...] = (
     (r"sodium", r"net/keys\.cpp"),
     (r"openssl/", r"(net/seal|graph/sha256)\.cpp"),
     (r"jpeglib", r"image/jpeg_decoder\.h"),
+    (r"libdeflate", r"image/png\.cpp"),
     (r"nlohmann/", r"(dataset/json_value|controller/pool_status)\.cpp"),
     (r"condition_variable$", "base/"),
 )

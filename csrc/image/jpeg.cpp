@@ -10,11 +10,6 @@
 
 namespace penstock::image {
 
-bool is_within(const Window& window, int width, int height) {
-  return window.left >= 0 && window.top >= 0 && window.width > 0 && window.height > 0 &&
-         window.width <= width - window.left && window.height <= height - window.top;
-}
-
 Result<const JpegLibrary*> JpegLibrary::find(const std::string& path) {
   static Mutex mutex;
   static auto& found = *new std::map<std::string, std::unique_ptr<const JpegLibrary>>;  // for all threads' exits

@@ -4,56 +4,13 @@
 // has there: by the accurate integer DCT and smooth upsampling, the library's defaults. Files that it might treat
 // differently are refused: Pillow decodes them, or raises an exception about them.
 
-#include <cstddef>
-#include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
 
 #include "base/result.h"
-#include "image/resample.h"
+#include "image/decoder.h"
 
 namespace penstock::image {
-
-struct JpegSize {
-  int width = 0;
-  int height = 0;
-
-  friend bool operator==(const JpegSize&, const JpegSize&) = default;
-};
-
-struct Window {
-  int left = 0;
-  int top = 0;
-  int width = 0;
-  int height = 0;
-};
-
-struct JpegHeader {
-  JpegSize size{};
-  int channels = 0;  // 1 for gray, or 3
-};
-
-// Whether a window has pixels, all within an image of this size.
-bool is_within(const Window& window, int width, int height);
-
-// Reuses its memory from call to call. Confined to one thread.
-class JpegDecoder {
- public:
-  JpegDecoder() = default;
-  virtual ~JpegDecoder() = default;
-  JpegDecoder(const JpegDecoder&) = delete;
-  JpegDecoder& operator=(const JpegDecoder&) = delete;
-
-  // Reads the header of `file`, which must stay as it is until the pixels are decoded, and starts to decode: files with
-  // several scans are read to their end. kUnsupported, with the reason, for files that are not one complete image of
-  // 8-bit YCbCr, RGB or gray pixels with the usual markers.
-  virtual Result<JpegHeader> open(std::span<const std::byte> file) = 0;
-
-  // Decodes a window within the opened file, once for each open(). The pixels are valid until the next call; gray is
-  // repeated for R, G and B. kUnsupported, with the reason, if the data of the window are damaged.
-  virtual Result<Pixels> decode(const Window& window) = 0;
-};
 
 // Thread-safe.
 class JpegLibrary {
@@ -69,7 +26,9 @@ class JpegLibrary {
   // is no such library with the interface of version 6.2 or 8.0.
   static Result<const JpegLibrary*> find(const std::string& path);
 
-  virtual std::unique_ptr<JpegDecoder> make_decoder() const = 0;
+  // Its open() reads files with several scans to their end, and leaves those to Pillow that are not one complete image
+  // of 8-bit YCbCr, RGB or gray pixels with the usual markers.
+  virtual std::unique_ptr<Decoder> make_decoder() const = 0;
 };
 
 }  // namespace penstock::image

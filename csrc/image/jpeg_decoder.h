@@ -119,17 +119,17 @@ bool has_usual_markers(const jpeg_decompress_struct& info) {
   return true;
 }
 
-class Decoder final : public JpegDecoder {
+class JpegDecoder final : public Decoder {
  public:
-  explicit Decoder(const Library& jpeg) : jpeg_(jpeg) {
+  explicit JpegDecoder(const Library& jpeg) : jpeg_(jpeg) {
     info_.err = jpeg_.std_error(&errors_);
     errors_.error_exit = leave;
     errors_.output_message = ignore_message;
     jpeg_.create(&info_, JPEG_LIB_VERSION, sizeof info_);
   }
-  ~Decoder() override { jpeg_.destroy(&info_); }
+  ~JpegDecoder() override { jpeg_.destroy(&info_); }
 
-  Result<JpegHeader> open(std::span<const std::byte> file) override;
+  Result<ImageHeader> open(std::span<const std::byte> file) override;
   Result<Pixels> decode(const Window& window) override;
 
  private:
@@ -148,7 +148,7 @@ class Decoder final : public JpegDecoder {
   std::vector<uint8_t> pixels_;
 };
 
-Result<JpegHeader> Decoder::open(std::span<const std::byte> file) {
+Result<ImageHeader> JpegDecoder::open(std::span<const std::byte> file) {
   jpeg_decompress_struct& info = info_;
   // Everything that is changed between setjmp and longjmp belongs to the decoder.
   if (setjmp(errors_.jump) != 0) return damaged(errors_.text.data());  // NOLINT
@@ -171,19 +171,19 @@ Result<JpegHeader> Decoder::open(std::span<const std::byte> file) {
   info.do_fancy_upsampling = TRUE;
   jpeg_.start(&info);
   if (errors_.num_warnings != 0) return damaged("its data are damaged");
-  return JpegHeader{
+  return ImageHeader{
       .size = {.width = static_cast<int>(info.output_width), .height = static_cast<int>(info.output_height)},
       .channels = info.num_components};
 }
 
-void Decoder::restrict_columns(const Window& window, JDIMENSION* left, JDIMENSION* width) {
+void JpegDecoder::restrict_columns(const Window& window, JDIMENSION* left, JDIMENSION* width) {
   *left = static_cast<JDIMENSION>(std::max(0, window.left - kMargin));
   const int right = std::min(static_cast<int>(info_.output_width), window.left + window.width + kMargin);
   *width = static_cast<JDIMENSION>(right) - *left;
   if (*width < info_.output_width) jpeg_.crop_scanline(&info_, left, width);
 }
 
-const char* Decoder::read_rows(JDIMENSION top, JDIMENSION bottom, uint8_t* first, size_t stride) {
+const char* JpegDecoder::read_rows(JDIMENSION top, JDIMENSION bottom, uint8_t* first, size_t stride) {
   if (top > 0 && jpeg_.skip_scanlines(&info_, top) != top) return "it ends early";
   while (info_.output_scanline < bottom) {
     std::array<JSAMPROW, 16> rows{};
@@ -197,7 +197,7 @@ const char* Decoder::read_rows(JDIMENSION top, JDIMENSION bottom, uint8_t* first
   return "";
 }
 
-Result<Pixels> Decoder::decode(const Window& window) {
+Result<Pixels> JpegDecoder::decode(const Window& window) {
   if (setjmp(errors_.jump) != 0) return damaged(errors_.text.data());  // NOLINT
   JDIMENSION left = 0;
   JDIMENSION width = 0;
@@ -217,7 +217,7 @@ Result<Pixels> Decoder::decode(const Window& window) {
 class LibraryOfLayout final : public JpegLibrary {
  public:
   explicit LibraryOfLayout(const Library& functions) : functions_(functions) {}
-  std::unique_ptr<JpegDecoder> make_decoder() const override { return std::make_unique<Decoder>(functions_); }
+  std::unique_ptr<Decoder> make_decoder() const override { return std::make_unique<JpegDecoder>(functions_); }
 
  private:
   const Library functions_;

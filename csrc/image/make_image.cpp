@@ -11,7 +11,7 @@
 namespace penstock::image {
 namespace {
 
-Fault changed() { return {Errc::kUnsupported, "the JPEG file is left to its library: its size has changed"}; }
+Fault changed() { return {Errc::kUnsupported, "the file is left to Pillow: its size has changed"}; }
 
 Pixels part_of(const Pixels& image, const Window& window) {
   return {.data = image.pixel(window.left, window.top),
@@ -108,14 +108,16 @@ Side Resize::rows(int image_height) const {
 
 Result<ImageMaker::Opened> ImageMaker::open(std::span<const std::byte> file) {
   opened_.number = 0;
-  const auto header = decoder_->open(file);
+  const auto header = decoder_of(file).open(file);
   if (!header) return header.error();
   static std::atomic<int64_t> newest{0};
   opened_ = {.header = header.value(), .number = ++newest};
   return opened_;
 }
 
-Result<JpegSize> ImageMaker::reopen(std::span<const std::byte> file, int64_t number) {
+Decoder& ImageMaker::decoder_of(std::span<const std::byte> file) { return is_png(file) ? png_ : *jpeg_; }
+
+Result<ImageSize> ImageMaker::reopen(std::span<const std::byte> file, int64_t number) {
   if (number == 0 || number != opened_.number) {
     if (auto opened = open(file); !opened) return opened.error();
   }
@@ -142,7 +144,7 @@ Result<void> ImageMaker::make(std::span<const std::byte> file, int64_t number, c
               .width = of_columns.end - of_columns.begin,
               .height = of_rows.end - of_rows.begin};
   }
-  auto decoded = decoder_->decode(window);
+  auto decoded = decoder_of(file).decode(window);
   if (!decoded) return decoded.error();
   made_ = decoded.value();
   if (spec.resize) resize(*spec.resize, columns, rows);

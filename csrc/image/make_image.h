@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Makes the pixels of one sample from a JPEG file, as a chain of Pillow's calls would: decode, crop, resize, crop,
-// further steps such as changes of colours, flip. Only the pixels that the chain needs are decoded.
+// Makes the pixels of one sample from a JPEG or PNG file, as a chain of Pillow's calls would: decode, crop, resize,
+// crop, further steps such as changes of colours, flip. Only the pixels that the chain needs are decoded.
 
 #include <array>
 #include <cstddef>
@@ -15,6 +15,7 @@
 #include "base/result.h"
 #include "image/colour.h"
 #include "image/jpeg.h"
+#include "image/png.h"
 #include "image/resample.h"
 
 namespace penstock::image {
@@ -80,12 +81,12 @@ constexpr size_t kTableSize = size_t{3} * 256;
 // Reuses its memory from call to call. Confined to one thread.
 class ImageMaker {
  public:
-  explicit ImageMaker(const JpegLibrary& library) : decoder_(library.make_decoder()) {}
+  explicit ImageMaker(const JpegLibrary& library) : jpeg_(library.make_decoder()) {}
 
   // A file that open() has begun to decode. `number` tells make() to continue with it, if no other file was opened
   // since; it opens the file with any other number. The number is unique in the process.
   struct Opened {
-    JpegHeader header{};
+    ImageHeader header{};
     int64_t number = 0;
   };
   // kUnsupported, with the reason, if the file is left to its library.
@@ -96,7 +97,7 @@ class ImageMaker {
   Result<void> make(std::span<const std::byte> file, int64_t number, const ImageSpec& spec);
 
   // The size of the image that was made last.
-  JpegSize size() const { return {.width = made_.width, .height = made_.height}; }
+  ImageSize size() const { return {.width = made_.width, .height = made_.height}; }
 
   // Write the image that was made last: as bytes [height][width][channels], or as numbers [3][height][width] by
   // `tables`.
@@ -105,14 +106,17 @@ class ImageMaker {
 
  private:
   // Opens the file, unless it is the one with this number and nothing of it has been decoded.
-  Result<JpegSize> reopen(std::span<const std::byte> file, int64_t number);
+  Result<ImageSize> reopen(std::span<const std::byte> file, int64_t number);
 
   // Memory for an image of this size, apart from the memory of `made_`. Valid until the call after the next one.
   Pixels make_room(int width, int height);
   void apply(const Step& step);  // to `made_`
   void resize(const Resize& resize, const Side& columns, const Side& rows);
 
-  std::unique_ptr<JpegDecoder> decoder_;
+  Decoder& decoder_of(std::span<const std::byte> file);
+
+  std::unique_ptr<Decoder> jpeg_;
+  PngDecoder png_;
   Opened opened_;  // number: 0 once its pixels are decoded
   Resizer resizer_;
   std::array<std::vector<uint8_t>, 2> rooms_;

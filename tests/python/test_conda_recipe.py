@@ -45,7 +45,13 @@ def test_recipe_run_requirements_match_pyproject(recipe: dict[str, Any]) -> None
 def test_recipe_build_requirements_match_cmake(recipe: dict[str, Any]) -> None:
     cmake = (ROOT / "CMakeLists.txt").read_text("utf-8")
     host = " ".join(recipe["requirements"]["host"])
-    for found, package in (("ZeroMQ", "zeromq"), ("Sodium", "libsodium"), ("OpenSSL", "openssl")):
+    packages = {
+        "ZeroMQ": "zeromq",
+        "Sodium": "libsodium",
+        "OpenSSL": "openssl",
+        "Libdeflate": "libdeflate",
+    }
+    for found, package in packages.items():
         version = re.search(rf"find_package\({found} ([\d.]+)", cmake)
         assert version is not None
         assert re.search(rf"\b{package} >={re.escape(version[1].removesuffix('.0'))}", host)

@@ -333,7 +333,7 @@ def test_untested_versions_are_compared_longer(monkeypatch: pytest.MonkeyPatch) 
         ("99.0", [*range(1, 21), 50, 100]),
     ):
         comparisons = Comparisons(version, native_images.TESTED_PILLOW)
-        whole = Chain.of_image(9, 9)
+        whole = Chain.of_image(9, 9).tested_steps
         found = []
         for number in range(1, 101):
             is_due = comparisons.is_next_due(whole)
@@ -399,8 +399,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         kind = root / f"class{number % 3}"
         kind.mkdir(exist_ok=True)
         image = photograph(draw.randint(70, 260), draw.randint(70, 260), number)
-        path = kind / f"{number:03}.{'png' if number % 11 == 0 else 'jpg'}"
-        if path.suffix == ".png":
+        path = kind / f"{number:03}.{'bmp' if number % 11 == 0 else 'jpg'}"
+        if path.suffix == ".bmp":
             image.save(path)
         else:
             path.write_bytes(jpeg_of(image, **ENCODINGS[number % len(ENCODINGS)]))
@@ -447,7 +447,7 @@ def watched_images(folder: Path) -> Any:
 def test_workers_make_images_natively(folder: Path) -> None:
     dataset = watched_images(folder)
     made = torch.cat([batch[0] for batch in DataLoader(dataset, batch_size=8, num_workers=2)])
-    assert made.tolist() == [0 if path.endswith("png") else 1 for path, _ in dataset.samples]
+    assert made.tolist() == [0 if path.endswith("bmp") else 1 for path, _ in dataset.samples]
 
 
 class Files(torch.utils.data.Dataset[Any]):
@@ -467,12 +467,12 @@ class Files(torch.utils.data.Dataset[Any]):
 
 
 def test_worker_starts_the_native_images_at_its_first_jpeg_file(folder: Path) -> None:
-    png, jpeg = (sorted(folder.glob(f"*/*.{kind}")) for kind in ("png", "jpg"))
-    loader = DataLoader(Files(png), batch_size=2, num_workers=1)
+    bmp, jpeg = (sorted(folder.glob(f"*/*.{kind}")) for kind in ("bmp", "jpg"))
+    loader = DataLoader(Files(bmp), batch_size=2, num_workers=1)
     assert not torch.cat([started for _, started in loader]).any()
-    loader = DataLoader(Files([*png, *jpeg[:3]]), batch_size=1, num_workers=1)
+    loader = DataLoader(Files([*bmp, *jpeg[:3]]), batch_size=1, num_workers=1)
     started = [one[0].tolist() for _, one in loader]
-    assert started == [[False, False]] * len(png) + [[False, True]] + [[True, True]] * 2
+    assert started == [[False, False]] * len(bmp) + [[False, True]] + [[True, True]] * 2
 
 
 @pytest.mark.parametrize("setting", ["warnings", "device", "default_dtype"])
@@ -618,7 +618,7 @@ def test_job_of_a_pool_makes_images_natively(folder: Path, steady_pool: PoolProc
         assert torch.equal(expected[0], got[0]) and torch.equal(expected[1], got[1])
     watched = DataLoader(watched_images(folder), batch_size=8, **options)
     made = torch.cat([batch[0] for batch in watched])
-    assert made.tolist() == [0 if path.endswith("png") else 1 for path, _ in dataset.samples]
+    assert made.tolist() == [0 if path.endswith("bmp") else 1 for path, _ in dataset.samples]
 
 
 def test_variable_switches_native_images_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

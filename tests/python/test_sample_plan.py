@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "one").mkdir()
     noise = np.random.default_rng(0).integers(0, 256, (300, 400, 3), np.uint8)
     Image.fromarray(noise).save(root / "one" / "0.jpg", quality=90)
-    Image.fromarray(noise).save(root / "one" / "1.png")
+    Image.fromarray(noise).save(root / "one" / "1.bmp")
     return root
 
 
@@ -159,9 +159,9 @@ def test_images_that_a_dataset_keeps_stay_usable(folder: Path) -> None:
 
 
 def test_steps_of_pillow_have_their_reason(folder: Path) -> None:
-    png = explain_sample(datasets.ImageFolder(str(folder), TRAINING), 1)
-    assert not any(is_native for _, is_native in steps_of(png))
-    assert png.steps[0].detail == "the library's: a PNG file of mode RGB"
+    bmp = explain_sample(datasets.ImageFolder(str(folder), TRAINING), 1)
+    assert not any(is_native for _, is_native in steps_of(bmp))
+    assert bmp.steps[0].detail == "the library's: a BMP file of mode RGB"
     own = explain_sample(datasets.ImageFolder(str(folder), Counted()))
     assert steps_of(own)[2:] == [("Image.crop", True), ("functional.rotate", False)]
     assert "Pillow's own code reads the pixels" in own.steps[-1].detail

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JPEG images that a program reads with Pillow, made natively with the same pixels."""
+"""JPEG and PNG images that a program reads with Pillow, made natively with the same pixels."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _awaited = {
 
 
 def open_natively() -> None:
-    """Make the JPEG images of this process natively, if its program uses Pillow.
+    """Make the images of this process natively, if its program uses Pillow.
 
     Call it before each batch, since a dataset may import Pillow for its first sample. The kernels
-    start at the first JPEG file.
+    start at the first JPEG or PNG file.
     """
     if not _awaited:
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chains of Pillow's calls on a JPEG image, in the form in which csrc/image carries them out."""
+"""Chains of Pillow's calls on an image, in the form in which csrc/image carries them out."""
 
 from __future__ import annotations
 

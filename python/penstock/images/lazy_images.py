@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pillow's images whose pixels are made when they are needed.
 
-`install` makes ``PIL.Image.open`` return such images for JPEG files, from the first one on, at
-which the native kernels start. Crops, resizes, flips, tables and conversions of them are noted, and
-made in one native call when the program reads pixels, as ``ToTensor`` does; `library_calls` has
+`install` makes ``PIL.Image.open`` return such images for JPEG and PNG files, from the first one on,
+at which the native kernels start. Crops, resizes, flips, tables and conversions of them are noted,
+and made in one native call when the program reads pixels, as ``ToTensor`` does; `library_calls` has
 functions that are noted, too. All other methods first make the pixels, and are then Pillow's.
 """
 
@@ -20,11 +20,11 @@ from typing import Any
 
 import PIL
 import torch
-from PIL import Image, JpegImagePlugin
+from PIL import Image, ImageFile, JpegImagePlugin, PngImagePlugin
 from PIL.Image import Transpose
 
 from penstock.images.chains import Chain
-from penstock.images.native_images import FILTERS, NativeImages, tell
+from penstock.images.native_images import FILTERS, NativeImages, is_png_file, tell
 
 logger = logging.getLogger(__name__)
 _starting = threading.RLock()
@@ -35,14 +35,20 @@ _FLIPS = {Transpose.FLIP_LEFT_RIGHT: (True, False), Transpose.FLIP_TOP_BOTTOM: (
 
 
 def install() -> str:
-    """Have this process open JPEG files lazily; return why not, if it cannot. Idempotent."""
+    """Have this process open JPEG and PNG files lazily; return why not, if it cannot. Idempotent.
+
+    If another module opens the PNG files of this program, they are left to it.
+    """
     if not isinstance(getattr(Image.Image, "im", None), property):
         return f"Pillow {PIL.__version__} has no images whose pixels can be made later"
     factory, accept = Image.OPEN["JPEG"]
     if factory is JpegImagePlugin.jpeg_factory:
-        Image.register_open("JPEG", _open_lazily, accept)
-    elif factory is not _open_lazily:
+        Image.register_open("JPEG", _open_jpeg, accept)
+    elif factory is not _open_jpeg:
         return "another module opens the JPEG files of this program"
+    factory, accept = Image.OPEN["PNG"]
+    if factory is PngImagePlugin.PngImageFile:
+        Image.register_open("PNG", _open_png, accept)
     return ""
 
 
@@ -54,11 +60,11 @@ def start() -> NativeImages | str:
             if _images is None:
                 # In the program's call of Image.open: no error may reach it.
                 try:
-                    _images = NativeImages.start(JpegImagePlugin.jpeg_factory)
+                    _images = NativeImages.start(_open_plainly)
                 except Exception as error:
                     _images = f"{type(error).__name__}: {error}"
                 if isinstance(_images, str):
-                    logger.debug("JPEG files are left to Pillow: %s", _images)
+                    logger.debug("images are left to Pillow: %s", _images)
     return _images
 
 
@@ -70,15 +76,24 @@ def uninstall() -> None:
     if calls is not None:
         calls.uninstall()
     factory, accept = Image.OPEN["JPEG"]
-    if factory is _open_lazily:
+    if factory is _open_jpeg:
         Image.register_open("JPEG", JpegImagePlugin.jpeg_factory, accept)
+    factory, accept = Image.OPEN["PNG"]
+    if factory is _open_png:
+        Image.register_open("PNG", PngImagePlugin.PngImageFile, accept)
     functional = sys.modules.get("torchvision.transforms.functional")
     original = getattr(getattr(functional, "to_tensor", None), _MARK, None)
     if functional is not None and original is not None:
         functional.to_tensor = original  # type: ignore[attr-defined]
 
 
-def _open_lazily(fp: Any, filename: Any = None) -> Any:
+def _open_plainly(file: io.BytesIO) -> Any:
+    """Open a JPEG or PNG file as Pillow does."""
+    is_png = is_png_file(file.getbuffer())
+    return (PngImagePlugin.PngImageFile if is_png else JpegImagePlugin.jpeg_factory)(file)
+
+
+def _open_jpeg(fp: Any, filename: Any = None) -> Any:
     started = start()
     image = JpegImagePlugin.jpeg_factory(fp, filename)
     is_plain = type(image) is JpegImagePlugin.JpegImageFile and image.mode in ("RGB", "L")
@@ -88,10 +103,21 @@ def _open_lazily(fp: Any, filename: Any = None) -> Any:
     return image
 
 
-class LazyJpegFile(JpegImagePlugin.JpegImageFile):
+def _open_png(fp: Any, filename: Any = None) -> Any:
+    started = start()
+    image = PngImagePlugin.PngImageFile(fp, filename)
+    is_plain = image.mode in ("RGB", "RGBA", "L", "P") and "transparency" not in image.info
+    if is_plain and isinstance(started, NativeImages) and started.decodes_png:
+        image.__class__ = LazyPngFile
+        tell(f"a PNG file of {image.width}x{image.height}")
+    return image
+
+
+class _LazyFile(ImageFile.ImageFile):
     """An opened file, until its pixels are read."""
 
     is_lazy_image = True
+    _class_of_pillow: type[Any]
 
     def lazy(self) -> LazyImage | None:
         """Return the RGB image of the file; None if Pillow has to decode it now."""
@@ -123,12 +149,15 @@ class LazyJpegFile(JpegImagePlugin.JpegImageFile):
         data: bytes = file.read()
         if self._exclusive_fp and self._close_exclusive_fp_after_loading:
             file.close()
-        self.fp = _Taken(data)
+        self._set_file(_Taken(data))
         return data
 
+    def _set_file(self, file: _Taken) -> None:
+        self.fp = file
+
     def convert(self, mode: Any = None, *arguments: Any, **named: Any) -> Any:
-        is_plain = mode in ("RGB", "L") and not arguments and not named
-        lazy = self.lazy() if is_plain else None
+        is_known = mode == "RGB" or (mode == "L" and self.mode in ("RGB", "L"))
+        lazy = self.lazy() if is_known and not arguments and not named else None
         if lazy is None:
             return super().convert(mode, *arguments, **named)
         return lazy if mode == "RGB" else lazy.convert(mode)
@@ -148,11 +177,29 @@ class LazyJpegFile(JpegImagePlugin.JpegImageFile):
         return super().transpose(method) if lazy is None else lazy.transpose(method)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        self.__class__ = JpegImagePlugin.JpegImageFile  # type: ignore[assignment]
+        self.__class__ = self._class_of_pillow
         return self.__reduce_ex__(protocol)
 
 
+class LazyJpegFile(_LazyFile, JpegImagePlugin.JpegImageFile):
+    """A JPEG file."""
+
+    _class_of_pillow = JpegImagePlugin.JpegImageFile
+
+
+class LazyPngFile(_LazyFile, PngImagePlugin.PngImageFile):
+    """A PNG file without transparent colours."""
+
+    _class_of_pillow = PngImagePlugin.PngImageFile
+
+    def _set_file(self, file: _Taken) -> None:
+        super()._set_file(file)
+        if self.png is not None:
+            self.png.fp = file  # with which Pillow reads the rest
+
+
 LazyJpegFile.__name__ = LazyJpegFile.__qualname__ = "JpegImageFile"
+LazyPngFile.__name__ = LazyPngFile.__qualname__ = "PngImageFile"
 
 
 class _Taken(io.BytesIO):
@@ -160,7 +207,7 @@ class _Taken(io.BytesIO):
 
 
 class LazyImage(Image.Image):
-    """An image of mode RGB or L that is a chain of calls on a JPEG file.
+    """An image of mode RGB or L that is a chain of calls on a JPEG or PNG file.
 
     It becomes an image of Pillow's class ``Image`` when its pixels are needed.
     """

@@ -8,9 +8,10 @@ difference: the pixels are Pillow's in every case.
 from __future__ import annotations
 
 import io
+import logging
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 import torch
@@ -20,12 +21,18 @@ from penstock.images import VARIABLE
 from penstock.images.chains import TESTED_STEPS, Chain
 from penstock.program_line import warn
 
+logger = logging.getLogger(__name__)
+
 COMPARED_FIRST = 8  # images of a process whose results are compared
 COMPARED_FIRST_OF_OTHERS = 200  # the same with a Pillow whose version is in none of the tests
 COMPARED_EVERY = 1000  # and one in so many later ones
 TESTED_PILLOW = ("11.", "12.", "13.")
 FILTERS = (1, 2, 3, 4, 5)  # Pillow's numbers of the filters that csrc/image has
 
+
+_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_PNG = "png"  # beside the steps of chains in comparisons
+_PNG_MODES = ("RGB", "RGBA", "L", "P")
 
 _note: Callable[[str, bool], None] | None = None  # of an explanation
 
@@ -42,11 +49,21 @@ def tell(what: str, is_native: bool = True) -> None:
         _note(what, is_native)
 
 
+def is_png_file(data: bytes | memoryview) -> bool:
+    """Return whether a file starts as a PNG file does."""
+    return bytes(data[: len(_PNG_SIGNATURE)]) == _PNG_SIGNATURE
+
+
+def _tested_parts(data: bytes, chain: Chain) -> Set[str]:
+    """Return the names of what differs most between versions of Pillow, in this chain on a file."""
+    return chain.tested_steps | {_PNG} if is_png_file(data) else chain.tested_steps
+
+
 class Comparisons:
     """Which of a process's native results are compared with Pillow's. Thread-safe.
 
-    The first ones are, also the first ones with each colour step; more of them if Pillow's version
-    starts with none of the tested ones.
+    The first ones are, also the first ones with each colour step and of PNG files; more of them if
+    Pillow's version starts with none of the tested ones.
 
     Attributes:
         made (int): Native results.
@@ -57,34 +74,34 @@ class Comparisons:
         self.made = self.compared = 0
         self._is_tested = version.startswith(tested)
         self._compares_first = True
-        self._compared_of_step = dict.fromkeys(TESTED_STEPS, 0)
+        self._compared_of = dict.fromkeys((*TESTED_STEPS, _PNG), 0)
         self._lock = threading.Lock()
 
     def skip_first(self) -> None:
         """Compare no first results."""
         self._compares_first = False
 
-    def is_next_due(self, chain: Chain) -> bool:
-        """Return whether the next result is to be compared if it is of this chain."""
-        return self._is_due(self.made + 1, chain)
+    def is_next_due(self, parts: Set[str]) -> bool:
+        """Return whether the next result is to be compared if it has these tested parts."""
+        return self._is_due(self.made + 1, parts)
 
-    def count(self, chain: Chain) -> bool:
+    def count(self, parts: Set[str]) -> bool:
         """Count a result; return whether it is to be compared."""
         with self._lock:
             self.made += 1
-            is_due = self._is_due(self.made, chain)
+            is_due = self._is_due(self.made, parts)
             self.compared += is_due
-            for step in chain.tested_steps if is_due else ():
-                self._compared_of_step[step] += 1
+            for part in parts if is_due else ():
+                self._compared_of[part] += 1
             return is_due
 
-    def _is_due(self, number: int, chain: Chain) -> bool:
+    def _is_due(self, number: int, parts: Set[str]) -> bool:
         if number % COMPARED_EVERY == 0:
             return True
         first = COMPARED_FIRST if self._is_tested else COMPARED_FIRST_OF_OTHERS
         if not self._compares_first:
             return False
-        compared = [self._compared_of_step[step] for step in chain.tested_steps]
+        compared = [self._compared_of[part] for part in parts]
         return number <= first or min(compared, default=first) < first
 
 
@@ -95,6 +112,7 @@ class NativeImages:
         comparisons (Comparisons): Images that were made natively.
         left (int): Images that Pillow had to make, because their files are damaged or unusual.
         tested_steps (frozenset[str]): Steps of chains that have Pillow's results.
+        decodes_png (bool): Whether PNG files have Pillow's pixels.
         refusal (str): Why the kernels are no longer used; empty while they are.
     """
 
@@ -107,6 +125,7 @@ class NativeImages:
         self.comparisons = Comparisons(PIL.__version__, TESTED_PILLOW)
         self.left = 0
         self.tested_steps: frozenset[str] = frozenset()
+        self.decodes_png = False
         self.refusal = ""
         self._library = library
         self._open_image = open_image
@@ -130,6 +149,7 @@ class NativeImages:
                     for name, values in _TEST_STEPS.items()
                     if all(images._is_equal(data, _test_chain(name, value)) for value in values)
                 )
+                images.decodes_png = images._has_pillows_png()
                 return images
         return "its results differ from the results of this version of Pillow"
 
@@ -138,8 +158,8 @@ class NativeImages:
         return not self.refusal
 
     def open(self, data: bytes) -> tuple[int, int, int, int] | None:
-        """Return the width, height and channels of a JPEG file, and a number with which this thread
-        makes it without opening it again; None if Pillow has to decode it.
+        """Return the width, height and channels of a JPEG or PNG file, and a number with which this
+        thread makes it without opening it again; None if Pillow has to decode it.
         """
         if self.refusal:
             return None
@@ -154,7 +174,7 @@ class NativeImages:
         if pixels is None:
             self.left += 1
             return self._replayed(data, chain)
-        if self.comparisons.count(chain):
+        if self.comparisons.count(_tested_parts(data, chain)):
             replayed = self._replayed(data, chain)
             if pixels != replayed:
                 self._refuse(chain)
@@ -168,11 +188,12 @@ class NativeImages:
 
         None if :meth:`make_bytes` has to be used.
         """
-        if self.refusal or self.comparisons.is_next_due(chain):
+        parts = _tested_parts(data, chain)
+        if self.refusal or self.comparisons.is_next_due(parts):
             return None
         planes = self._library.make_planes(data, number, chain, self._is_by_shrinkage, tables)
         if planes is not None:
-            self.comparisons.count(chain)
+            self.comparisons.count(parts)
         return planes
 
     def _native_bytes(self, data: bytes, number: int, chain: Chain) -> bytes | None:
@@ -183,6 +204,14 @@ class NativeImages:
 
     def _is_equal(self, data: bytes, chain: Chain) -> bool:
         return self._native_bytes(data, 0, chain) == self._replayed(data, chain)
+
+    def _has_pillows_png(self) -> bool:
+        whole = Chain.of_image(_WIDTH, _HEIGHT)
+        try:
+            return all(self._is_equal(_test_file("PNG", mode), whole) for mode in _PNG_MODES)
+        except Exception as error:  # Pillow may have no zlib
+            logger.debug("PNG files are left to Pillow: %s: %s", type(error).__name__, error)
+            return False
 
     def _refuse(self, chain: Chain) -> None:
         import PIL
@@ -222,11 +251,14 @@ def _test_chain(name: str, value: Any) -> Chain:
     return whole.followed(name, value)
 
 
-def _test_file() -> bytes:
-    """Return a JPEG file of noise, the same in every process."""
+def _test_file(kind: str = "JPEG", mode: str = "RGB") -> bytes:
+    """Return a file of noise, the same in every process."""
     from PIL import Image
 
-    noise = random.Random(0).randbytes(3 * _WIDTH * _HEIGHT)
+    noise = random.Random(0).randbytes(len(mode) * _WIDTH * _HEIGHT)
+    image = Image.frombytes(mode, (_WIDTH, _HEIGHT), noise)
+    if mode == "P":
+        image.putpalette(noise[:768])
     file = io.BytesIO()
-    Image.frombytes("RGB", (_WIDTH, _HEIGHT), noise).save(file, "JPEG", quality=90)
+    image.save(file, kind, quality=90)
     return file.getvalue()
