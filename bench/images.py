@@ -59,7 +59,7 @@ class Case(NamedTuple):
         return f"{self.style}/{self.size}/{self.batch_size}"
 
 
-STYLES = ("v1", "v2", "SimCLR", "evaluation", "by hand")
+STYLES = ("v1", "v2", "PNG", "SimCLR", "evaluation", "by hand")
 CASES = {
     str(case): case
     for case in (
@@ -94,19 +94,36 @@ class ByHand(torch.utils.data.Dataset[Any]):
         return pixels.float().div_(255), label
 
 
+def as_png(folder: Path) -> Path:
+    """Return a folder with the images as PNG files, which is made once."""
+    from PIL import Image
+
+    copies = folder.with_name(f"{folder.name}-png")
+    if copies.exists():
+        return copies
+    making = folder.with_name(f"{folder.name}-png-{os.getpid()}")
+    for file in sorted(folder.glob("*/*")):
+        copy = making / file.parent.name / f"{file.stem}.png"
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        Image.open(file).convert("RGB").save(copy)
+    making.rename(copies)
+    return copies
+
+
 def dataset_of(case: Case, folder: Path) -> Any:
     from torchvision import datasets, transforms
     from torchvision.transforms import v2
 
     match case.style:
-        case "v1":
+        case "v1" | "PNG":
             chosen = [
                 transforms.RandomResizedCrop(case.size),
                 transforms.RandomHorizontalFlip(),
                 transforms.ToTensor(),
                 transforms.Normalize(MEAN, STD),
             ]
-            dataset = datasets.ImageFolder(str(folder), transforms.Compose(chosen))
+            found = as_png(folder) if case.style == "PNG" else folder
+            dataset = datasets.ImageFolder(str(found), transforms.Compose(chosen))
         case "SimCLR":
             chosen = [
                 transforms.RandomResizedCrop(case.size),
