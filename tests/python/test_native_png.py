@@ -248,6 +248,35 @@ def test_file_is_closed_and_loads_later(kernels: NativeImages, tmp_path: Path) -
     Image.open(path).verify()
 
 
+IN_PLACE = {
+    "thumbnail": lambda image: image.thumbnail((17, 17)),
+    "turned by its orientation": lambda image: ImageOps.exif_transpose(image, in_place=True),
+}
+
+
+@pytest.mark.parametrize("change", IN_PLACE)
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_file_changed_in_place_keeps_the_change(
+    kernels: NativeImages, tmp_path: Path, change: str, orientation: int, kind: str
+) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    path = tmp_path / "one"
+    photograph(50, 40).save(path, kind, exif=exif)
+
+    def changed() -> Any:
+        image = Image.open(path)
+        IN_PLACE[change](image)
+        image.load()
+        text = image.text if kind == "PNG" else None
+        return facts(image), facts(image.convert("RGB")), text, image.getpixel((0, 0))
+
+    ours = changed()
+    lazy_images.uninstall()
+    assert ours == changed()
+
+
 def test_bombs_raise_pillows_exception(
     kernels: NativeImages,
     monkeypatch: pytest.MonkeyPatch,

@@ -155,6 +155,27 @@ class _LazyFile(ImageFile.ImageFile):
     def _set_file(self, file: _Taken) -> None:
         self.fp = file
 
+    def _become_plain(self) -> None:
+        self.__class__ = self._class_of_pillow
+
+    def load(self) -> Any:
+        self._become_plain()
+        return self.load()
+
+    @property
+    def im(self) -> Any:
+        return super().im
+
+    @im.setter
+    def im(self, im: Any) -> None:
+        if im is not None:  # by a method that changes the image in place, and has loaded it
+            self.load()
+        self._im = im
+
+    def thumbnail(self, *arguments: Any, **named: Any) -> None:
+        self._become_plain()
+        self.thumbnail(*arguments, **named)
+
     def convert(self, mode: Any = None, *arguments: Any, **named: Any) -> Any:
         is_known = mode == "RGB" or (mode == "L" and self.mode in ("RGB", "L"))
         lazy = self.lazy() if is_known and not arguments and not named else None
@@ -177,7 +198,7 @@ class _LazyFile(ImageFile.ImageFile):
         return super().transpose(method) if lazy is None else lazy.transpose(method)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        self.__class__ = self._class_of_pillow
+        self._become_plain()
         return self.__reduce_ex__(protocol)
 
 
