@@ -19,6 +19,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 BUILD = Path("build/wheels")
@@ -106,10 +107,12 @@ def native_parts(python: Path, tag: str, minor: str) -> Path:
     return part.absolute()
 
 
-def licences(part: Path, target: Path) -> None:
-    """Copy the licence of every library that the wheel contains."""
+def licences(part: Path, target: Path) -> set[str]:
+    """Copy the licences of the libraries that the wheel contains; return the libraries' names."""
     target.mkdir(parents=True, exist_ok=True)
-    for line in run("ldd", next(part.glob("libpenstock.so.*"))).splitlines():
+    covered = set()
+    binaries = [*part.glob("libpenstock.so.*"), *part.glob("_C.*.so")]
+    for line in "".join(run("ldd", binary) for binary in binaries).splitlines():
         found = re.search(r"^\s*(\S+) => (/\S+)", line)
         # Libraries in site-packages are torch's and stay there.
         if found is None or SYSTEM_LIBRARIES.match(found[1]) or "/site-packages/" in found[2]:
@@ -119,6 +122,13 @@ def licences(part: Path, target: Path) -> None:
         if not package or not text.is_file():
             sys.exit(f"no licence found for {found[2]}, which the wheel would contain")
         shutil.copyfile(text, target / f"{package}.txt")
+        covered.add(stem(found[1]))
+    return covered
+
+
+def stem(library: str) -> str:
+    """The name of a library without its versions, and without auditwheel's digest."""
+    return re.sub(r"-[0-9a-f]{8}(?=\.)", "", library).partition(".so")[0]
 
 
 def owner(library: Path) -> str:
@@ -139,7 +149,7 @@ def build_wheels(python: str, torches: list[str]) -> list[Path]:
     *others, newest = environments
     texts = BUILD / tag / "licences"
     shutil.rmtree(texts, ignore_errors=True)
-    licences(parts[newest], texts)
+    covered = licences(parts[newest], texts)
     log(f"Assembling the wheels for {tag}")
     raw = BUILD / tag / "raw"
     shutil.rmtree(raw, ignore_errors=True)
@@ -149,11 +159,12 @@ def build_wheels(python: str, torches: list[str]) -> list[Path]:
         *("--no-deps", "--wheel-dir", raw, ".", "./simulator"),
         PENSTOCK_NATIVE_PARTS=":".join(map(str, folders)),
     )
-    return [repair(wheel) for wheel in sorted(raw.glob("*.whl"))]
+    return [repair(wheel, covered) for wheel in sorted(raw.glob("*.whl"))]
 
 
-def repair(raw: Path) -> Path:
-    """Copy the libraries into the wheel, and put the supported platforms into its name."""
+def repair(raw: Path, covered: set[str]) -> Path:
+    """Copy the libraries into the wheel, and put the supported platforms into its name. Fail if it
+    got one without a licence."""
     tools = BUILD / "tools" / "bin"
     if not (tools / "auditwheel").exists():
         run(sys.executable, "-m", "venv", tools.parent)
@@ -167,6 +178,11 @@ def repair(raw: Path) -> Path:
         PATH=f"{tools.absolute()}:{os.environ['PATH']}",
     )
     wheel = next(repaired.glob("*.whl"))
+    with zipfile.ZipFile(wheel) as packed:
+        libraries = [Path(name).name for name in packed.namelist() if ".libs/lib" in name]
+    for library in libraries:
+        if stem(library) not in covered:
+            sys.exit(f"no licence was found for {library}, which {wheel} contains")
     megabytes = wheel.stat().st_size / 1e6
     if megabytes > WHEEL_MB_MAX:
         sys.exit(f"{wheel} must have at most {WHEEL_MB_MAX:.0f} MB, got {megabytes:.1f} MB")
