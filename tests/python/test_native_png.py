@@ -27,10 +27,11 @@ from torchvision import datasets, transforms
 from torchvision.transforms import v2
 
 from penstock import DataLoader, explain_sample
-from penstock.images import lazy_images, native_images
+from penstock.images import lazy_images, library_calls, native_images
 from penstock.images.native_images import NativeImages
 
 COLOURS = {"L": 0, "RGB": 2, "P": 3, "RGBA": 6}
+OPENERS = (lazy_images._open_jpeg, lazy_images._open_png)
 BANDS = {"L": 1, "RGB": 3, "P": 1, "RGBA": 4}
 SIZES = ((1, 1), (1, 9), (9, 1), (2, 3), (5, 4), (16, 16), (17, 33), (64, 5), (131, 77))
 
@@ -246,6 +247,33 @@ def test_file_is_closed_and_loads_later(kernels: NativeImages, tmp_path: Path) -
     again = pickle.loads(pickle.dumps(Image.open(path)))
     assert type(again) is PngImagePlugin.PngImageFile
     Image.open(path).verify()
+
+
+@pytest.mark.parametrize("orientation", [*range(1, 9), None])
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_images_are_turned_by_their_orientation(
+    kernels: NativeImages, tmp_path: Path, orientation: int | None, kind: str
+) -> None:
+    library_calls.install()
+    exif = Image.Exif()
+    if orientation is not None:
+        exif[0x0112] = orientation
+    exif[0x0110] = "a camera"
+    path = tmp_path / "one"
+    photograph(50, 40).save(path, kind, exif=exif)
+
+    def turned(is_converted: bool) -> list[Any]:
+        image = Image.open(path)
+        image = ImageOps.exif_transpose(image.convert("RGB") if is_converted else image)
+        is_lazy = type(image) is lazy_images.LazyImage
+        assert is_lazy == (orientation in (None, 1, 2, 4) and Image.OPEN[kind][0] in OPENERS)
+        small = image.crop((3, 2, 31, 29)).resize((11, 13), Image.Resampling.BILINEAR)
+        again = ImageOps.exif_transpose(image)
+        return [*map(facts, (image, small, again)), dict(image.getexif())]
+
+    ours = [turned(one) for one in (False, True)]
+    lazy_images.uninstall()
+    assert ours == [turned(one) for one in (False, True)]
 
 
 IN_PLACE = {

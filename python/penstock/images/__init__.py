@@ -17,7 +17,7 @@ _awaited = {
     "PIL.Image": "lazy_images.install",
     "torchvision.transforms.functional": "lazy_images.install_to_tensor",
     "PIL.ImageEnhance": "library_calls.install_enhance",
-    "PIL.ImageOps": "library_calls.install_expand",
+    "PIL.ImageOps": "library_calls.install_operations",
     "torchvision.transforms._functional_pil": "library_calls.install_functional",
     "torchvision.transforms.v2.functional": "library_calls.install_v2",
 }

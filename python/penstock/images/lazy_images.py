@@ -9,13 +9,14 @@ functions that are noted, too. All other methods first make the pixels, and are 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import logging
 import struct
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import PIL
@@ -113,7 +114,7 @@ def _open_png(fp: Any, filename: Any = None) -> Any:
     return image
 
 
-class _LazyFile(ImageFile.ImageFile):
+class LazyFile(ImageFile.ImageFile):
     """An opened file, until its pixels are read."""
 
     is_lazy_image = True
@@ -202,13 +203,13 @@ class _LazyFile(ImageFile.ImageFile):
         return self.__reduce_ex__(protocol)
 
 
-class LazyJpegFile(_LazyFile, JpegImagePlugin.JpegImageFile):
+class LazyJpegFile(LazyFile, JpegImagePlugin.JpegImageFile):
     """A JPEG file."""
 
     _class_of_pillow = JpegImagePlugin.JpegImageFile
 
 
-class LazyPngFile(_LazyFile, PngImagePlugin.PngImageFile):
+class LazyPngFile(LazyFile, PngImagePlugin.PngImageFile):
     """A PNG file without transparent colours."""
 
     _class_of_pillow = PngImagePlugin.PngImageFile
@@ -237,6 +238,7 @@ class LazyImage(Image.Image):
     _images: NativeImages
     _data: bytes  # of the file
     _number: int  # with which it has been opened
+    _is_held = False
     _chain: Chain
 
     @staticmethod
@@ -260,7 +262,16 @@ class LazyImage(Image.Image):
             self._become_plain()
 
     def load(self) -> Any:
-        return self._make().load()
+        return None if self._is_held else self._make().load()
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Context: ``load()`` does not make the pixels, for a function that may not need them."""
+        self._is_held = True
+        try:
+            yield
+        finally:
+            del self._is_held
 
     def _make(self) -> Image.Image:
         pixels = self.made_bytes()

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from penstock.images.lazy_images import LazyImage
+from penstock.images.lazy_images import LazyFile, LazyImage
 
 logger = logging.getLogger(__name__)
 _replaced: list[tuple[Any, str, Any]] = []  # owner, name and original
@@ -88,9 +88,21 @@ def install_enhance() -> str:
     return ""
 
 
-def install_expand() -> str:
-    """Have ``ImageOps.expand`` note the borders of lazy images, as for torchvision's ``Pad``."""
+def install_operations() -> str:
+    """Have functions of ``ImageOps`` note their results for lazy images: ``expand``, as for the
+    borders of torchvision's ``Pad``, and ``exif_transpose``."""
     from PIL import ImageOps
+
+    def make_exif_transpose(original: Any) -> Any:
+        def exif_transpose(image: Any, *, in_place: bool = False) -> Any:
+            lazy = None if in_place else _as_lazy(image)
+            if lazy is None:
+                return original(image, in_place=in_place)
+            # It loads the image before it reads the orientation.
+            with lazy.held():
+                return original(lazy)
+
+        return exif_transpose
 
     def make_expand(original: Any) -> Any:
         def expand(image: Any, border: Any = 0, fill: Any = 0) -> Any:
@@ -106,7 +118,15 @@ def install_expand() -> str:
         return expand
 
     _replace(ImageOps, "expand", make_expand)
+    _replace(ImageOps, "exif_transpose", make_exif_transpose)
     return ""
+
+
+def _as_lazy(image: Any) -> LazyImage | None:
+    """Return a lazy image, or the image of an opened file; None if Pillow has to load it."""
+    if isinstance(image, LazyFile) and image.mode == "RGB":
+        return image.lazy()
+    return image if type(image) is LazyImage else None
 
 
 def _border_of(border: Any) -> tuple[int, int, int, int] | None:
@@ -198,7 +218,7 @@ def install_v2() -> str:
 
 INSTALLERS: dict[str, Callable[[], str]] = {
     "PIL.ImageEnhance": install_enhance,
-    "PIL.ImageOps": install_expand,
+    "PIL.ImageOps": install_operations,
     "torchvision.transforms._functional_pil": install_functional,
     "torchvision.transforms.v2.functional": install_v2,
 }

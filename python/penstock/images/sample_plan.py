@@ -38,6 +38,7 @@ _CALLS = "penstock.images.library_calls"
 _CALL_NAMES = {
     "enhance": "ImageEnhance.enhance",
     "expand": "ImageOps.expand",
+    "exif_transpose": "ImageOps.exif_transpose",
     "adjust_hue": "functional.adjust_hue",
     "to_grayscale": "functional.to_grayscale",
 }
