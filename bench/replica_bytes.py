@@ -3,8 +3,9 @@
 without.
 
 Two network namespaces are the machines: on one are a pool's workers, on the other the ranks of one
-group. All ranks read the same order. The bytes received by the ranks' machine are counted. Then
-each of 4 ranks has a separate machine on a switch, and reads some of the leaves.
+group. All ranks read the same order. The bytes received by the ranks' machine are counted. Then 4
+ranks are on separate machines on a switch, or on the ``--machines``, and read the ``--leaves``. By
+default, these are measured with and without a machine that reads all.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ from shaped_link import (
 
 RANK = Path(__file__).with_name("replica_rank.py")
 EPOCH_BYTES = STEP_COUNT * BATCH_SIZE * math.prod(SHAPE) * 4
-LEAVES = {"pixels": [0, 1], "labels": [3]}
+LEAVES: list[dict[str, list[int]]] = [
+    {"pixels": [0, 1], "labels": [3]},
+    {"pixels": [0, 3], "labels": [3]},  # the machine of rank 3 reads all
+]
 SECONDS_MAX = 300
 
 
@@ -108,11 +112,12 @@ def measure_one_machine(args: argparse.Namespace) -> None:
 
 
 def measure_leaves(args: argparse.Namespace) -> None:
-    rank_count = 4
+    machine_of = {rank: n for n, ranks in enumerate(args.machines) for rank in ranks}
+    rank_count = len(machine_of)
     sizes = {"pixels": EPOCH_BYTES, "labels": STEP_COUNT * BATCH_SIZE * LABELS * 8}
     with (
         tempfile.TemporaryDirectory() as folder,
-        ShapedSwitch(args.rate, rank_count) as switch,
+        ShapedSwitch(args.rate, len(args.machines)) as switch,
         PoolHost(
             Path(folder),
             address=switch.addresses[switch.pool_side],
@@ -120,29 +125,45 @@ def measure_leaves(args: argparse.Namespace) -> None:
         ) as pool,
     ):
         pool.start_workers(args.workers)
+        machines = switch.trainer_sides
+        places = [machines[machine_of[rank]] for rank in range(rank_count)]
 
         def run(leaves: dict[str, list[int]] | None) -> list[Any]:
             given = {"pool": pool.endpoint, "keys": pool.keys, "group": list(range(rank_count))}
             given |= {"has_labels": True, "leaves": leaves}
-            places = switch.trainer_sides
-            before = [received_bytes(place, switch.device) for place in places]
+            before = [received_bytes(machine, switch.device) for machine in machines]
             figures = run_ranks(places, switch.addresses[places[0]], switch.device, given)
-            after = [received_bytes(place, switch.device) for place in places]
+            after = [received_bytes(machine, switch.device) for machine in machines]
             return [figures["seconds"], *(b - a for a, b in zip(before, after, strict=True))]
 
-        rounds = [(run(None), run(LEAVES)) for _ in range(args.rounds)]
-    whole, divided = ([*zip(*each, strict=True)] for each in zip(*rounds, strict=True))
-    print("\n| rank, on a separate machine | reads | MB of these | MB received with leaves "
-          "| multiple | MB received without |")  # fmt: skip
+        rounds = [[run(leaves) for leaves in (None, *args.leaves)] for _ in range(args.rounds)]
+    whole, *divided = ([*zip(*each, strict=True)] for each in zip(*rounds, strict=True))
+    for leaves, figures in zip(args.leaves, divided, strict=True):
+        print_leaves(args.machines, leaves, sizes, whole, figures)
+
+
+def print_leaves(
+    machines: list[list[int]],
+    leaves: dict[str, list[int]],
+    sizes: dict[str, int],
+    whole: list[Any],
+    divided: list[Any],
+) -> None:
+    """Print a table; ``whole`` and ``divided`` have the figures of each round: the seconds, and
+    the bytes of each machine."""
+    print(f"\nleaves={leaves}")
+    print("| machine with ranks | reads | MB of these | MB received with leaves | multiple "
+          "| MB received without |")  # fmt: skip
     print("| --- | --- | --- | --- | --- | --- |")
-    for rank in range(rank_count):
-        read = [name for name, ranks in LEAVES.items() if rank in ranks]
+    for number, ranks in enumerate(machines):
+        read = [name for name in sizes if set(ranks) & {*leaves.get(name, ranks)}]
         wanted = sum(sizes[name] for name in read)
-        received = statistics.median(divided[rank + 1])
+        received = statistics.median(divided[number + 1])
         multiple = f"{received / wanted:.2f}" if wanted else "-"
         print(
-            f"| {rank} | {' and '.join(read) or 'neither'} | {wanted / 1e6:.0f} | "
-            f"{received / 1e6:.1f} | {multiple} | {statistics.median(whole[rank + 1]) / 1e6:.1f} |"
+            f"| {', '.join(map(str, ranks))} | {' and '.join(read) or 'neither'} | "
+            f"{wanted / 1e6:.0f} | {received / 1e6:.1f} | {multiple} | "
+            f"{statistics.median(whole[number + 1]) / 1e6:.1f} |"
         )
     for words, seconds in (("with", divided[0]), ("without", whole[0])):
         print(f"Seconds {words} leaves: {statistics.median(seconds):.1f} "
@@ -158,6 +179,19 @@ def main() -> None:
         "--rate", default="10gbit", help="rate of the simulated cable, in the format of tc"
     )
     parser.add_argument("--only", choices=["machine", "leaves"], help="measure one of the tables")
+    parser.add_argument(
+        "--leaves",
+        type=json.loads,
+        nargs="+",
+        default=LEAVES,
+        help='ranks that read "pixels" and "labels", as JSON: \'{"pixels": [0], "labels": [1]}\'',
+    )
+    parser.add_argument(
+        "--machines",
+        type=json.loads,
+        default=[[0], [1], [2], [3]],
+        help="the ranks of each machine, as JSON: '[[0, 1], [2, 3]]'",
+    )
     args = parser.parse_args()
     try:
         if args.only != "leaves":

@@ -8,7 +8,8 @@ for each leaf, a digest of its values, or its shape and type if it is a placehol
 are the state after "state_after" steps of the first epoch, and the bytes of the batches that the
 rank has received. "workers" are the local workers of one rank. "machines" lists the ranks of each
 machine; ranks of other machines are reached through encrypted connections, as if there were no
-shared memory. "other_leaves" is a rank with other leaves.
+shared memory. "other_leaves" is a rank with other leaves. With "visits", FOLDER/visits is the
+record of the samples.
 """
 
 from __future__ import annotations
@@ -116,6 +117,8 @@ def main() -> None:
     loader = loader_of(given, Ranks(0, 1, replica_group=group, leaves=leaves))
     if "state" in given:
         loader.load_state_dict(given["state"])
+    if given.get("visits"):
+        loader.record_visits(folder / "visits")
     state: Any = None
     with (folder / f"rank-{rank}").open("a", buffering=1) as file:
         for epoch in range(2):

@@ -12,11 +12,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from gloo_ranks import GlooRanks
-from leaf_job import BATCH_SIZE, PIXELS, leaves_of, loader_of, placeholder
+from leaf_job import BATCH_SIZE, LENGTH, PIXELS, leaves_of, loader_of, placeholder
 from pool_processes import PoolProcesses
 
-from penstock import DataLoader, Ranks
+from penstock import DataLoader, Ranks, _pool
 from penstock.loader.delivery import Delivery, PinDevice
+from penstock.ranks.replica_group import leader_of
 
 PROGRAM = Path(__file__).with_name("leaf_job.py")
 Start = Callable[..., GlooRanks]
@@ -142,6 +143,43 @@ def test_reader_of_the_leaf_named_first_has_the_workers(start: Start) -> None:
     leaves = {"pixels": [1, 2], "labels": [0]}
     job = start(leaves, rank_count=3, workers=2, machines=[[0], [1], [2]])
     check(job, leaves, {1: {0, 1, 2}})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_machine_that_reads_all_leaves_has_the_batches_made(
+    steady_pool: PoolProcesses, start: Start, workers: int
+) -> None:
+    leaves = {"pixels": [0, 2], "labels": [1], "text": [1, 2], "pair.1": [0, 1]}
+    source = {"workers": workers} if workers else {"pool": steady_pool.endpoint}
+    job = start(leaves, rank_count=4, machines=[[0], [1, 2], [3]], visits=True, **source)
+    check(job, leaves, {2: {1, 2}})  # no machine receives a leaf that it does not read
+    (epoch, _) = _pool.VisitFolder.open(str(job.folder / "visits")).audit()["epochs"]
+    assert (epoch["distinct"], epoch["doubled_samples"]) == (LENGTH, 0)
+
+
+@pytest.mark.parametrize(
+    ("machines", "leaves", "leader"),
+    [
+        ("aabb", {}, 0),
+        ("abcd", {"x": [1, 2], "y": [0]}, 1),  # the leaf named first counts most
+        ("abcd", {"x": [0, 1], "y": [1, 3], "z": [3]}, 1),
+        ("abcd", {"x": [0, 1], "y": [3], "z": [1]}, 1),
+        ("abcd", {"x": [0, 3], "y": [2, 3]}, 3),  # reads all
+        ("aabb", {"x": [0, 2], "y": [3]}, 2),  # its machine reads all, and it reads x
+        ("aabb", {"x": [0, 3], "y": [2]}, 3),
+        ("abab", {"x": [0, 1, 3], "y": [2]}, 0),
+        ("aaaa", {"x": [3], "y": [0]}, 3),
+        ("abb", {"x": [0, 1, 2]}, 0),
+        ("ba", {"x": [0, 1], "y": [0, 1]}, 0),  # not by the names of machines
+    ],
+)
+def test_leader_is_on_the_machine_that_reads_most(
+    machines: str, leaves: dict[str, tuple[int, ...]], leader: int
+) -> None:
+    hosts = dict(enumerate(machines))
+    assert leader_of(hosts, leaves) == leader
+    assert leader_of(dict(reversed(hosts.items())), leaves) == leader  # in any order
 
 
 @pytest.mark.long

@@ -653,7 +653,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         live = getattr(self, "_iterator", None)  # frameworks delete it
         if isinstance(live, LocalPoolIter) and live.own_options != options.kept:
             self._end_persistent()  # they keep the dataset they were started with
-        if options.shard_by_rank and not run.are_ranks_compared and options.is_group_leader:
+        if options.shard_by_rank and not run.are_ranks_compared and options.speaks_for_group:
             facts = facts_of_shards if options.reads_shards_of_rank else facts_of
             compare_ranks(options, run, facts(options, run.epoch_start()))
             run.are_ranks_compared = True

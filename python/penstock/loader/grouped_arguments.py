@@ -162,10 +162,11 @@ class Ranks:
             stands in for each. A name is a key of a dict, a field of a dataclass, or a position in
             a list, tuple or named tuple; names of nested containers are joined by dots, as in
             ``"image.pixels"``. The name of a container stands for all tensors in it. Tensors that
-            are not named are read by all ranks. The first rank that reads the tensor named first
-            requests the batches, and receives all tensors. ``iter()`` raises ``RankError`` if the
-            ranks have different ``leaves``, and ``next()`` raises ``ValueError`` if the batch has
-            no tensors of a name. Default: None.
+            are not named are read by all ranks. The rank that requests the batches receives all
+            tensors: it is on a machine that reads all of them or, if there is none, the tensor
+            named first, then second, and so on; name the largest first. ``iter()`` raises
+            ``RankError`` if the ranks have different ``leaves``, and ``next()`` raises
+            ``ValueError`` if the batch has no tensors of a name. Default: None.
         share (str | None): With ``"by_cache"``, a rank gets as many samples of a step as otherwise,
             first of all the ones that it owns (:meth:`penstock.DataLoader.owner_of`), for ranks
             that keep the samples that they own in memory or on a local disk. The samples of a step

@@ -28,7 +28,7 @@ from torch.utils.data import (
 
 from penstock.compat.iterators import DatasetKind
 from penstock.loader.grouped_arguments import Pool, Ranks, pool_in_use, set_fields, shown_pool
-from penstock.ranks.replica_group import LeafReaders, leader_of
+from penstock.ranks.replica_group import LeafReaders
 from penstock.ranks.sharding import JobRank, RankShards
 from penstock.sampling.chunk_sampler import ChunkSampler
 from penstock.stream.indices import recognise_sampler
@@ -209,12 +209,12 @@ class LoaderOptions:
         return self.shard_by_rank and self.is_iterable
 
     @property
-    def is_group_leader(self) -> bool:
-        """Return whether this rank has the batches of its replica group made, or is in none."""
+    def speaks_for_group(self) -> bool:
+        """Return whether this rank is the first of its replica group, or is in none. The ranks of a
+        group have the same batches, so one of them compares their order with other groups, and
+        records their samples. The leader of the group is known later, once the ranks have met."""
         group = self.replica_group
-        if group is None:
-            return True
-        return leader_of(group, self.leaf_readers or {}) == JobRank.of(None, None).rank
+        return group is None or min(group) == JobRank.of(None, None).rank
 
     @property
     def leaf_readers(self) -> LeafReaders | None:

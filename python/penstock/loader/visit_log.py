@@ -213,7 +213,7 @@ class VisitLog:
     ) -> EpochVisits | None:
         """Return the record of an epoch that starts or, from ``state``, is resumed; None if another
         rank records the batches that this one receives, too."""
-        if not options.is_group_leader:
+        if not options.speaks_for_group:
             return None
         writer = self._writer_for(_facts_of(options))
         self._epoch = self._number(options, progress, state, writer)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that need the same batches: the ranks of one model-parallel group.
 
-The first rank of the group, its *leader*, has batches made, by a pool or by its local workers. It
-hands each on to the first rank of every other machine, and each of these to the other ranks of its
+One rank of the group, its *leader*, has batches made, by a pool or by its local workers. It hands
+each on to the first rank of every other machine, and each of these to the other ranks of its
 machine. So a batch is made once, and crosses to each machine once. For the receiving rank, the
 sender is a worker of a pool (``csrc/replica/relay.h``). If the ranks read different leaves, a
-sender leaves out what neither the receiver nor a rank behind it reads.
+sender leaves out what neither the receiver nor a rank behind it reads. The leader's machine
+receives all leaves, so the leader is on the machine that reads most of them (:func:`leader_of`).
 
 The ranks meet in the job's store when the first epoch starts: each writes its public key and its
 batches' inputs there, and ranks that hand batches on write their listening addresses. A rank
@@ -19,7 +20,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -97,7 +98,7 @@ class ReplicaGroup:
         """Listen for the ranks that receive batches from here, then look up the rank that sends
         them to this one."""
         hosts: dict[str, list[int]] = {}
-        leader = leader_of(ranks, self._leaves)
+        leader = leader_of({rank: members[rank]["host"] for rank in ranks}, self._leaves)
         for rank in sorted(ranks, key=lambda rank: (rank != leader, rank)):
             hosts.setdefault(members[rank]["host"], []).append(rank)
         here = hosts[members[self._rank]["host"]]
@@ -231,10 +232,25 @@ class FeedWatch:
             )
 
 
-def leader_of(ranks: tuple[int, ...], leaves: LeafReaders) -> int:
-    """Return the rank of a group that has the batches made, and gets all of their leaves: the first
-    one, or the first that reads the leaf named first, which should be the largest one."""
-    return min(next(iter(leaves.values()), ranks))
+def leader_of(hosts: Mapping[int, str], leaves: LeafReaders) -> int:
+    """Return the rank of a group that has the batches made: the first one, unless ``leaves`` says
+    otherwise. ``hosts`` is the machine of each rank.
+
+    The leader's machine receives all leaves, even if only other machines read them. It is
+    therefore a machine that reads the leaf named first, which should be the largest one; if several
+    do, one of these that reads the leaf named second, and so on. A machine that reads all leaves is
+    thus preferred to all others. The same rule chooses the rank on that machine, which saves a copy
+    of the leaves that it reads itself; ranks that read the same leaves are equal, and the first is
+    chosen.
+    """
+    ranks_of_host: dict[str, set[int]] = {}
+    for rank, host in hosts.items():
+        ranks_of_host.setdefault(host, set()).add(rank)
+
+    def reads(ranks: set[int]) -> list[bool]:
+        return [not ranks.isdisjoint(readers) for readers in leaves.values()]
+
+    return max(hosts, key=lambda rank: (reads(ranks_of_host[hosts[rank]]), reads({rank}), -rank))
 
 
 def named_ranks(replica_group: Any, argument: str = "replica_group") -> list[Any] | None:
