@@ -97,7 +97,6 @@ def loader_of(given: dict[str, Any], ranks: Ranks) -> DataLoader[Any]:
         ranks=ranks,
         pool=given.get("pool"),
         seeding="batch" if ranks.rank is None else "sample",
-        in_order=given.get("in_order", True),
         device=given.get("device"),
     )
 

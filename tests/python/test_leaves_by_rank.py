@@ -196,17 +196,6 @@ def test_leaves_by_rank_resume_from_a_state_without_them(
 
 
 @pytest.mark.long
-def test_leaves_by_rank_out_of_order(steady_pool: PoolProcesses, start: Start) -> None:
-    leaves = {"pixels": [0], "labels": [1]}
-    job = start(leaves, rank_count=2, pool=steady_pool.endpoint, in_order=False)
-    for rank in (0, 1):
-        code, text = job.finish(rank)
-        assert code == 0, text
-        lines = job.lines(rank)[:-2]
-        assert sorted(map(json.dumps, lines)) == sorted(map(json.dumps, expected(leaves, rank)))
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("leaf", "words"),
     [
